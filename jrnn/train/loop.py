@@ -25,6 +25,7 @@ from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config
 from jrnn.train.devices import NOWHERE, Devices
 from jrnn.train.metrics import (
+    LIMIT,
     MetricsFile,
     NotFinite,
     Patience,
@@ -323,7 +324,8 @@ class _Training:
             self._save(good)
             cause = self._diagnose(e.step)
             skip = 'or with train.on_nan = "skip"'
-            fix = f"continue with --resume and a smaller optimizer.learning_rate or optimizer.clip, {skip}"
+            limit = f", a greater {LIMIT}" if LIMIT in str(e) else ""
+            fix = f"continue with --resume and a smaller optimizer.learning_rate or optimizer.clip{limit}, {skip}"
             if cause.startswith(MEMBER):
                 fix = f"correct the data and start a new run, or leave such steps out: continue with --resume, {skip[3:]}"
             raise TrainError(
@@ -332,7 +334,8 @@ class _Training:
         self._save(step)
         if step > begun and recorder.skipped == step - begun:
             raise TrainError(
-                f"all {recorder.skipped} steps were skipped, so nothing was trained: {self._diagnose(step)}"
+                f"all {recorder.skipped} steps were skipped, so nothing was trained: at the last one {recorder.refused}; "
+                f"{self._diagnose(step)}"
             )
         ended = step == train.steps or self.patience.is_over
         if ended and math.isnan(self.validation_loss):  # resumed with nothing left to do

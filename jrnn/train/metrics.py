@@ -27,6 +27,7 @@ from jrnn.train.tasks import Task
 _OF_TRAINING = ("step", "loss", "gradient_norm", "items_per_second", "refused", "validation_loss")
 Step = Annotated[int, AtLeast(0, 2**63 - 1)]  # the number of a step in a file
 SAFE = "what the last checkpoint holds is safe"  # how the message of a failed write ends
+LIMIT = "train.loss_limit"
 MOST_SKIPS = 100  # steps skipped in a row, after which a run ends
 
 
@@ -188,6 +189,7 @@ class Recorder:
         self._config = config
         self._pending: tuple[int, int, Measured] | None = None
         self.skipped = self._in_a_row = 0
+        self.refused = ""  # what was wrong with the latest step that was refused
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -227,9 +229,13 @@ class Recorder:
             )
 
     def _refuse(self, step: int, loss: float, norm: float) -> None:
-        what = f"the loss is {loss:g}, the gradient's norm {norm:g}"
-        if math.isfinite(norm) and loss <= (self._config.loss_limit or math.inf):
+        limit = self._config.loss_limit
+        is_above = 0 < limit < loss < math.inf
+        above = f", above {LIMIT} = {limit:g}" if is_above else ""
+        what = f"the loss is {loss:g}{above}, the gradient's norm {norm:g}"
+        if math.isfinite(norm) and math.isfinite(loss) and not is_above:
             what += ", the update of the parameters not finite"
+        self.refused = what
         self._metrics.write(step, refused=what)
         self.skipped = self.skipped + 1
         self._in_a_row = self._in_a_row + 1

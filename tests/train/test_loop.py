@@ -254,6 +254,17 @@ def test_a_run_may_skip_what_is_not_finite(make_config, tmp_path, monkeypatch):
     )
 
 
+def test_a_stop_by_the_limit_of_the_loss_names_it(make_config, tmp_path, quiet):
+    config = make_config(train={"loss_limit": 1e-3, "steps": 2})
+    named = r"step 1: the loss is \d.*, above train\.loss_limit = 0\.001, the gradient's norm .* a greater train\.loss_limit"
+    with pytest.raises(TrainError, match=named):
+        train(config, tmp_path / "run", console=quiet)
+    config = make_config(train={"loss_limit": 1e-3, "steps": 2, "on_nan": "skip"})
+    named = r"all 2 steps were skipped, .* above train\.loss_limit = 0\.001, .* all numbers of the model are finite"
+    with pytest.raises(TrainError, match=named):
+        train(config, tmp_path / "skip", console=quiet)
+
+
 def test_the_second_in_a_run_directory_is_refused(tmp_path):
     with (
         RunDir(tmp_path / "run"),

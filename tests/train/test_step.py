@@ -160,7 +160,7 @@ def test_a_step_that_is_not_finite_changes_nothing(model, data, on_nan):
 
 @pytest.mark.exhaustive
 def test_a_loss_above_its_limit_is_bad(model, steps, data):
-    call = make_train_call(model, steps._replace(loss_limit=0.5))
+    call = make_train_call(model, steps._replace(config=config(train=TrainConfig(loss_limit=0.5))))
     state, measured = call(
         initial_state(model, steps), stack_batches([data.at(0)] * 2, PER_CALL), 0, 2
     )

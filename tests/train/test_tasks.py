@@ -11,12 +11,12 @@ import pytest
 
 from jrnn.errors import ConfigError, DataError, LayerError
 from jrnn.train import Config, load_run, train
-from jrnn.train.models.interface import Signature, mean_loss
+from jrnn.train.models.interface import FunctionModel, Signature, mean_loss
 from jrnn.train.tasks.adding import Adding
 from jrnn.train.tasks.classification import ClassificationData, read_examples
 from jrnn.train.tasks.forecast import windows
 from jrnn.train.tasks.series import Series, read_columns, read_series
-from jrnn.train.tasks.task import Examples, Scaling, Shuffled, in_batches, split
+from jrnn.train.tasks.task import Examples, Scaling, Shuffled, Trained, in_batches, split
 from jrnn.train.toml_codec import decode
 
 SMALL = {"kind": "nn", "cell": "gru", "hidden": 4}
@@ -371,6 +371,53 @@ def test_a_forecast_reads_the_times_of_its_rows(tmp_path, quiet):
     assert even != late
     with pytest.raises(LayerError, match=r"dt is \[6\] but must be \[1, 6\]"):
         model(x, dt=jnp.ones(6))
+
+
+def forecasts(path, times, **data):
+    """Returns the function from a file's name to the lines that are predicted from it, by a model that repeats rows."""
+    (path / "x.csv").write_text("at,value\n" + "".join(f"{t},{k}\n" for k, t in enumerate(times)))
+    data = {"path": str(path / "x.csv"), "targets": ["value"], "time": "at"} | data
+    data |= {"window": 4, "horizon": 2, "batch": 4}
+    config = decode(Config, {"task": "forecast", "data": data, "model": SMALL}, "x.toml")
+    task = config.kind.load(config)
+    model = FunctionModel(
+        lambda key: {}, lambda p, x, key: x.inputs[-2:, :, 0].T, task.model.signature
+    )
+
+    def predict(name="x.csv"):
+        text = config.kind.predict(Trained(config, task.kept, model, {}), path / name)
+        return text.splitlines()
+
+    return predict
+
+
+@pytest.mark.parametrize(
+    ("times", "later"),
+    [
+        ([f"2026-01-{day:02}" for day in range(1, 29)], ["2026-01-29", "2026-01-30"]),
+        ([f"2026-01-01 {h:02}:30" for h in range(24)], ["2026-01-02 00:30", "2026-01-02 01:30"]),
+        ([f"2026-01-01T00:00:{s:02}Z" for s in range(20)], ["2026-01-01T00:00:20Z", "2026-01-01T00:00:21Z"]),
+        ([f"2026-01-01T{h:02}:00-05:00" for h in range(23)], ["2026-01-01T23:00-05:00", "2026-01-02T00:00-05:00"]),
+        (range(0, 90, 3), ["90", "93"]),
+        ([k / 10 for k in range(30)], ["3", "3.1"]),
+    ],
+)  # fmt: skip
+def test_a_forecast_says_at_which_times(tmp_path, times, later):
+    lines = forecasts(tmp_path, times)()
+    assert lines[0] == "at,value" and [line.split(",")[0] for line in lines[1:]] == later
+    assert forecasts(tmp_path, times, time=None)()[0] == "step,value"
+
+
+def test_a_forecast_is_made_from_rows_without_a_gap(tmp_path):
+    predict = forecasts(tmp_path, range(30))
+    for name, times in (("gap", [*range(20), 25, 26]), ("before", [*range(5), *range(9, 30)])):
+        rows = "".join(f"{t},{t}\n" for t in times)
+        (tmp_path / f"{name}.csv").write_text(f"at,value\n{rows}")
+    with pytest.raises(
+        DataError, match=r"gap\.csv: its last 4 rows are not equally spaced in 'at'"
+    ):
+        predict("gap.csv")
+    assert [line.split(",")[0] for line in predict("before.csv")] == ["at", "30", "31"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 
 from jrnn.errors import ConfigError, DataError
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
-from jrnn.train.tasks.series import Series, read_columns, read_series
+from jrnn.train.tasks.series import Series, read_columns, read_series, times_after
 from jrnn.train.tasks.task import (
     Examples,
     HeldOutTask,
@@ -180,12 +180,21 @@ def _predict(trained: Trained, path: str | Path | None) -> str:
     data = trained.config.data
     kept = trained.fingerprint
     path = path or data.file
-    series = read_series(path, data.read, data.time, *kept_value(kept, "spacing", list[float]))
+    spacing = kept_value(kept, "spacing", list[float])
+    series = read_series(path, data.read, data.time, *spacing)
     if len(series.inputs) < data.window:
         raise DataError(
             f"{path}: has {len(series.inputs)} rows; a forecast is made from data.window = {data.window}"
         )
     series = series.scaled(kept_value(kept, "inputs", Scaling))[-data.window :]
+    if not trained.model.signature.dt:
+        equal = series.equally_spaced()
+        if equal is None:
+            raise DataError(
+                f"{path}: its last {data.window} rows are not equally spaced in {data.time!r}, and those that the model was "
+                "trained on are: give a file whose last rows have no gap, or train on rows with gaps"
+            )
+        series = equal
     if not series.counts.any():
         raise DataError(
             f"{path}: each of the last {data.window} rows has an empty cell; a forecast needs one without"
@@ -199,11 +208,12 @@ def _predict(trained: Trained, path: str | Path | None) -> str:
         model = model.with_signature(replace(model.signature, mask=True))
     last = series.at(np.arange(data.window)[:, None])
     predicted = _unscaled(data, kept, predictor(model)(trained.params, [last]))[0]
-    lines = [",".join(["step", *data.targets])]
-    lines += [
-        ",".join([str(k + 1), *(f"{value:.6g}" for value in row)])
-        for k, row in enumerate(predicted)
-    ]
+    rows = [str(k + 1) for k in range(len(predicted))]
+    if data.time is not None:
+        rows = times_after(path, data.time, len(predicted), *spacing)
+    lines = [",".join([data.time or "step", *data.targets])]
+    for row, values in zip(rows, predicted):
+        lines.append(",".join([row, *(f"{value:.6g}" for value in values)]))
     return "\n".join(lines) + "\n"
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,14 @@ class Series:
     def __getitem__(self, rows: slice) -> Series:
         times = None if self.times is None else self.times[rows]
         return replace(self, inputs=self.inputs[rows], counts=self.counts[rows], times=times)
+
+    def equally_spaced(self) -> Series | None:
+        """Returns the series without its times if its rows are equally spaced, else None."""
+        if self.times is None:
+            return self
+        if not _is_equal(np.diff(self.times), self.spacing or 1.0):
+            return None
+        return replace(self, times=None, spacing=None)
 
     def scaled(self, scaling: Scaling) -> Series:
         return replace(self, inputs=scaling.apply(self.inputs))
@@ -85,9 +94,57 @@ def read_series(
             f"{path}: column {time!r} does not increase at row {row} of the data; sort the rows, one for each time"
         )
     usual = float(np.median(steps)) if steps.size else 1.0
-    if spacing is None and (np.abs(steps - usual) <= _EQUAL * usual).all():
+    if spacing is None and _is_equal(steps, usual):
         return series
     return replace(series, times=times, spacing=spacing or usual)
+
+
+def _is_equal(steps: np.ndarray, usual: float) -> bool:
+    return bool((np.abs(steps - usual) <= _EQUAL * usual).all())
+
+
+def times_after(path: str | Path, name: str, count: int, spacing: float | None = None) -> list[str]:
+    """Returns the times of the rows after the last one of a file, as the file spells its times.
+
+    Args:
+        name: the column of times.
+        count: how many rows.
+        spacing: of the rows; None: that of the rows of the file, which is their median.
+
+    Raises:
+        DataError: if the file has too few rows to say what their spacing is.
+    """
+    cells: list[str] = []
+
+    def kept(cell: str) -> float:
+        cells.append(cell)
+        return _time(cell)
+
+    times = _read(path, [name], kept)[:, 0]
+    if spacing is None and len(times) < 2:
+        raise DataError(f"{path}: has {len(times)} rows; the times after them need two")
+    between = float(np.median(np.diff(times))) if spacing is None else spacing
+    return [_later(cells[-1], k * between) for k in range(1, count + 1)]
+
+
+def _later(cell: str, seconds: float) -> str:
+    """Returns a time that is so much later, in the spelling of `cell`.
+
+    >>> _later("2026-11-27 10:30", 1800.0), _later("2026-11-27", 86400.0), _later("7", 0.5)
+    ('2026-11-27 11:00', '2026-11-28', '7.5')
+    """
+    try:
+        return np.format_float_positional(round(float(cell) + seconds, 9), trim="-")
+    except ValueError:
+        date = datetime.fromisoformat(cell) + timedelta(seconds=seconds)
+    at_midnight = (date.hour, date.minute, date.second, date.microsecond) == (0, 0, 0, 0)
+    if len(cell) <= 10 and at_midnight:
+        return date.date().isoformat()
+    has_minutes = re.match(r"[0-9]{2}:[0-9]{2}(?!:)", cell[11:]) is not None
+    in_minutes = has_minutes and date.second == 0 and date.microsecond == 0
+    separator = cell[10] if len(cell) > 10 and cell[10] == " " else "T"
+    text = date.isoformat(separator, "minutes" if in_minutes else "auto")
+    return text.replace("+00:00", "Z") if cell.endswith("Z") else text
 
 
 def read_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
