@@ -28,7 +28,11 @@ def begin(key):
 
 
 def advance(world, action, key):
-    """The world after actions [N] of 0 or 1, and whether each episode ended; then a new one begins."""
+    """The world after actions [N] of 0 or 1; then a new episode begins where one ended.
+
+    Also the states that the actions led to, whether the pole fell there (`terminated`), and whether only the time limit
+    ended the episode (`truncated`).
+    """
     state, age = world
     x, v, angle, spin = state.T
     force = jnp.where(action == 1, 10.0, -10.0)
@@ -40,9 +44,12 @@ def advance(world, action, key):
     state = jnp.stack(
         [x + 0.02 * v, v + 0.02 * speed, angle + 0.02 * spin, spin + 0.02 * turn], axis=1
     )
-    done = (jnp.abs(state[:, 0]) > 2.4) | (jnp.abs(state[:, 2]) > 0.2095) | (age + 1 >= LONGEST)
+    terminated = (jnp.abs(state[:, 0]) > 2.4) | (jnp.abs(state[:, 2]) > 0.2095)
+    truncated = ~terminated & (age + 1 >= LONGEST)
+    done = terminated | truncated
     fresh, zero = begin(key)
-    return (jnp.where(done[:, None], fresh, state), jnp.where(done, zero, age + 1)), done
+    world = (jnp.where(done[:, None], fresh, state), jnp.where(done, zero, age + 1))
+    return world, state, terminated, truncated
 
 
 def policy(params, seen, state, resets):
@@ -52,8 +59,8 @@ def policy(params, seen, state, resets):
     return head[..., :2], head[..., 2], state
 
 
-def observe(world):
-    return world[0][:, ::2] * jnp.array([[1.0, 10.0]])
+def observe(states):
+    return states[:, ::2] * jnp.array([[1.0, 10.0]])
 
 
 def rollout(params, world, state, key):
@@ -61,28 +68,35 @@ def rollout(params, world, state, key):
 
     def step(carry, key):
         world, state = carry
-        seen, first = observe(world), world[1] == 0
+        seen, first = observe(world[0]), world[1] == 0
         logits, value, state = policy(params, seen[None], state, first[None])
         act, new = jax.random.split(key)
         action = jax.random.categorical(act, logits[0])
         score = jnp.take_along_axis(jax.nn.log_softmax(logits[0]), action[:, None], axis=1)[:, 0]
-        world, done = advance(world, action, new)
-        return (world, state), (seen, first, action, score, value[0], done)
+        world, reached, terminated, truncated = advance(world, action, new)
+        # An episode goes on in the state that it reached, before the GRU's state is reset.
+        _, after, _ = policy(params, observe(reached)[None], state, jnp.zeros_like(first)[None])
+        ends = (value[0], after[0], terminated, truncated)
+        return (world, state), (seen, first, action, score, ends)
 
     return jax.lax.scan(step, (world, state), jax.random.split(key, STEPS))
 
 
-def advantages(values, last, done):
-    """Generalized advantage estimation, backwards in time; each step earns 1."""
+def advantages(value, after, terminated, truncated):
+    """Generalized advantage estimation, backwards in time; each step earns 1.
 
-    def step(carry, at):
-        after, gain = carry
-        value, done = at
-        going = jnp.where(done, 0.0, DISCOUNT)
-        gain = 1 + going * after - value + SMOOTHING * going * gain
-        return (value, gain), gain
+    What follows a step is worth the value of the state that it reached, unless the pole fell there: a time limit is no end.
+    Sums of later gains stop at both.
+    """
 
-    return jax.lax.scan(step, (last, jnp.zeros_like(last)), (values, done), reverse=True)[1]
+    def step(later, at):
+        value, after, terminated, truncated = at
+        gain = 1 + jnp.where(terminated, 0.0, DISCOUNT * after) - value
+        gain += jnp.where(terminated | truncated, 0.0, SMOOTHING * DISCOUNT * later)
+        return gain, gain
+
+    ends = (value, after, terminated, truncated)
+    return jax.lax.scan(step, jnp.zeros_like(value[0]), ends, reverse=True)[1]
 
 
 def loss(params, state, seen, resets, action, old, gain, target):
@@ -105,11 +119,10 @@ def train(key, updates):
 
     def update(carry, key):
         params, opt_state, world, state = carry
-        (world, after), (seen, first, action, score, value, done) = rollout(
-            params, world, state, key
-        )
-        _, last, _ = policy(params, observe(world)[None], after, (world[1] == 0)[None])
-        gain = advantages(value, last[0], done)
+        (world, later), (seen, first, action, score, ends) = rollout(params, world, state, key)
+        value, _, terminated, truncated = ends
+        gain = advantages(*ends)
+        episodes = jnp.maximum((terminated | truncated).sum(), 1)
 
         def epoch(carry, _):
             params, opt_state = carry
@@ -118,7 +131,7 @@ def train(key, updates):
             return (optax.apply_updates(params, change), opt_state), None
 
         (params, opt_state), _ = jax.lax.scan(epoch, (params, opt_state), None, length=EPOCHS)
-        return (params, opt_state, world, after), STEPS * ENVIRONMENTS / jnp.maximum(done.sum(), 1)
+        return (params, opt_state, world, later), STEPS * ENVIRONMENTS / episodes
 
     start = (params, optimizer.init(params), begin(world_key), jnp.zeros((1, ENVIRONMENTS, HIDDEN)))
     (params, *_), lengths = jax.lax.scan(update, start, jax.random.split(key, updates))

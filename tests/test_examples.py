@@ -155,6 +155,27 @@ def test_a_policy_without_velocities_learns_to_balance():
     assert lengths[-5:].mean() > 1.25 * lengths[:5].mean()
 
 
+def test_a_time_limit_is_no_end():
+    """What follows it counts by the value of the state that was reached; what follows a fall is worth nothing."""
+    example = load("recurrent_ppo")
+    states = jnp.zeros((example.ENVIRONMENTS, 4)).at[:2, 2].set(1.0)  # in two the pole has fallen
+    ages = jnp.zeros(example.ENVIRONMENTS, int).at[1:3].set(example.LONGEST - 1)
+    actions = jnp.ones(example.ENVIRONMENTS, int)
+    (_, age), reached, *ends = example.advance((states, ages), actions, jax.random.key(0))
+    assert [end[:4].tolist() for end in ends] == [
+        [True, True, False, False],
+        [False, False, True, False],
+    ]
+    assert age[:4].tolist() == [0, 0, 0, 1] and reached[0, 2] > 0.2095
+    no = jnp.zeros((2, 3), bool)
+    terminated, truncated = no.at[0, 0].set(True), no.at[0, 1].set(True)
+    value, after = jnp.full((2, 3), 2.0), jnp.full((2, 3), 5.0)
+    gain = example.advantages(value, after, terminated, truncated)
+    last = 1 + example.DISCOUNT * 5 - 2
+    later = last + example.SMOOTHING * example.DISCOUNT * last
+    np.testing.assert_allclose(gain, [[-1, last, later], [last] * 3], rtol=1e-6)
+
+
 @pytest.mark.exhaustive
 def test_a_pretrained_model_is_tuned_layer_by_layer(monkeypatch):
     example = load("finetune_pretrained")
