@@ -60,15 +60,15 @@ class Checkpoints:
             _check_files(
                 self.folder / str(step), LARGEST, "_*"
             )  # which orbax reads to list the checkpoints
-        options = ocp.CheckpointManagerOptions(
-            create=False,
-            max_to_keep=None if read_only else keep,
-            cleanup_tmp_directories=not read_only,
-            enable_async_checkpointing=False,
-            multiprocessing_options=_alone(),
-            read_only=read_only,
-        )
         with _quiet():
+            options = ocp.CheckpointManagerOptions(
+                create=False,
+                max_to_keep=None if read_only else keep,
+                cleanup_tmp_directories=not read_only,
+                enable_async_checkpointing=False,
+                multiprocessing_options=_alone(),
+                read_only=read_only,
+            )
             self._manager = ocp.CheckpointManager(
                 self.folder, item_handlers=ocp.StandardCheckpointHandler(), options=options
             )

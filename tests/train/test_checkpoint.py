@@ -122,6 +122,8 @@ def test_the_warnings_of_libraries_do_not_show(folder, caplog):
         len(warnings) == 1
         and "is not sealed, so damage cannot be detected; step 2 is used" in warnings[0]
     )
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        assert checkpoints.steps() == [1, 2]
     assert caplog.records == []
 
 

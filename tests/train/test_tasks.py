@@ -278,12 +278,12 @@ def test_a_classifier_learns(tmp_path, quiet):
         0.5 <= float(row[2]) <= 1 for row in rows[1:]
     )
     write_npz(
-        tmp_path / "new.npz", inputs=inputs[:3], lengths=np.array([4, 6, 4])
+        tmp_path / "new.npz", inputs=inputs[:3], targets=None, lengths=np.array([4, 6, 4])
     )  # no targets are needed
     assert [
         line.split(",")[1] for line in model.predict(tmp_path / "new.npz").splitlines()[1:]
     ] == list(map(str, predicted[:3]))
-    write_npz(tmp_path / "wide.npz", inputs=np.ones((3, 6, 2)))
+    write_npz(tmp_path / "wide.npz", inputs=np.ones((3, 6, 2)), targets=None)
     with pytest.raises(
         DataError,
         match="wide.npz: has 2 features and no lengths; the model was trained with 1 feature",
