@@ -1,24 +1,14 @@
 """Sphinx: pages in Markdown (MyST), the API reference from docstrings in Google's style. scripts/docs.sh builds it."""
 
-import argparse
 import functools
-import importlib
 import inspect
 import json
 import re
 import runpy
-import sys
 import tomllib
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import operator_tables
-import tables
-
 import jrnn
-from jrnn.cli.parser import make_parser
-from jrnn.train.config import config_names, describe_config, keys_of
 from jrnn.version import __version__
 
 project = "jrnn"
@@ -88,37 +78,7 @@ if "Documentation" in urls:  # the site has a switcher.json: a list of {"version
     }
 
 
-def commands():
-    """The options of every command, as a page: read off the parser, so that they are always those of this version."""
-    (choices,) = (a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction))
-    lines = []
-    for name, parser in choices.choices.items():
-        lines += [
-            f"## jrnn {name}",
-            "",
-            f"{parser.description[:1].upper()}{parser.description[1:]}.",
-            "",
-        ]
-        lines += ["| argument | what |", "|---|---|"]
-        for action in parser._actions:
-            if action.dest == "help":
-                continue
-            metavar = action.metavar or (
-                "|".join(action.choices) if action.choices else action.dest.upper()
-            )
-            shown = action.dest if not action.option_strings else ", ".join(action.option_strings)
-            takes = "" if action.nargs == 0 or not action.option_strings else f" {metavar}"
-            text = (action.help or "").replace("|", "\\|") % vars(action)
-            lines.append(f"| `{shown}{takes}` | {text} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
 generated = Path(__file__).parent / "_generated"
-generated.mkdir(exist_ok=True)
-(generated / "commands.md").write_text(commands(), encoding="utf-8")
-(generated / "operators.md").write_text(operator_tables.render(), encoding="utf-8")
-
 notebooks = (
     generated / "site" / "notebooks"
 )  # the programs of examples/; `scripts/notebooks.py FOLDER --run` also runs them
@@ -158,59 +118,15 @@ def entries(block):
     return "\n".join([*lines, "", "```"])
 
 
-def keys(block):
-    """The keys of a table of a configuration: the fields of the dataclass that a block of docs/training.md names."""
-    module, _, name = block[1].rpartition(".")
-    rows = ["| key | default | |", "|---|---|---|"]
-    for key in keys_of(getattr(importlib.import_module(f"jrnn.train.{module}"), name)):
-        text = "; ".join(filter(None, [", ".join(f"`{c}`" for c in key.choices), key.meaning]))
-        rows.append(
-            f"| `{key.name}` | {'none' if key.default is None else f'`{key.default}`'} | {text} |"
-        )
-    return "\n".join(rows)
-
-
-def measured(block):
-    """A table of docs/benchmarks."""
-    return tables.render(block[1])
-
-
-def properties(block):
-    """What `check_layer` or `check_model` checks, as the code says it."""
-    module, _, name = block[1].partition(".")
-    table = getattr(importlib.import_module(f"jrnn.testing.{module}"), name)
-    rows = [f"| {property.name} | {property.rule} |" for property in table.values()]
-    return "\n".join(["| property | what must hold |", "|---|---|", *rows])
-
-
-def configs(block):
-    """The configurations that ship, as `jrnn configs` prints them."""
-    rows = [f"| `{name}` | {describe_config(name)} |" for name in config_names()]
-    return "\n".join(["| name | what it trains, time and result |", "|---|---|", *rows])
-
-
-def clone(block):
-    """How to get a clone, where pyproject.toml names the repository."""
-    return (
-        f"```text\ngit clone {urls['Repository']} jrnn\ncd jrnn\n```\n"
-        if "Repository" in urls
-        else ""
-    )
-
-
-BLOCKS = {
-    r"^```\{names\} ([\w.]+)\n(.*?)\n```$": entries,
-    r"^```\{keys\} ([\w.]+)\n```$": keys,
-    r"^```\{measured\} (\w+)\n```$": measured,
-    r"^```\{properties\} ([\w.]+)\n```$": properties,
-    r"^```\{configs\}\n```$": configs,
-    r"^```\{clone\}\n```$": clone,
-}
+NAMES = re.compile(r"^```\{names\} ([\w.]+)\n(.*?)\n```$", re.M | re.S)
+NOTEBOOK = re.compile(r"`(\w+\.ipynb)`")
 
 
 def expand(app, docname, source):
-    for pattern, replacement in BLOCKS.items():
-        source[0] = re.sub(pattern, replacement, source[0], flags=re.M | re.S)
+    """Makes entries of blocks of names, and links of the names of notebooks, which the site has."""
+    source[0] = NAMES.sub(entries, source[0])
+    if docname == "examples":
+        source[0] = NOTEBOOK.sub(r'<a href="notebooks/\1" download>\1</a>', source[0])
 
 
 def setup(app):

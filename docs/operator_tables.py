@@ -8,7 +8,7 @@ from jrnn.nets.ops.catalog import entry
 
 
 def render():
-    """A table for each family, as docs/operators.md includes them: those of images and optimizers last."""
+    """A table for each family, as docs/operators.md has them: those of images and optimizers last."""
     families = {}
     for definition in registry.registered():
         families.setdefault(definition.forward.__module__, []).append(definition)

@@ -1,4 +1,4 @@
-"""Tables of recorded figures, which scripts/docs.sh puts where a page has a block ```{measured} NAME```.
+"""Tables of recorded figures, which docs/generated.py writes where a page has a part `measured: NAME`.
 
 Each is made from docs/benchmarks/NAME.json: the records of `jrnn bench --json` or `scripts/benchmarks`, or a head and rows
 that a script of scripts/record wrote, or that were copied from what a command printed.
@@ -149,8 +149,7 @@ def programs():
     for name, seconds in read("notebooks")["rows"]:
         text = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text(encoding="utf-8")))
         about = " ".join(text.partition("\n\n")[0].split())
-        notebook = f'<a href="notebooks/{name}.ipynb" download>{name}.ipynb</a>'
-        rows.append([f"[{name}](../examples/{name}.py)", about, seconds, notebook])
+        rows.append([f"[{name}](../examples/{name}.py)", about, seconds, f"`{name}.ipynb`"])
     return {"head": ["program", "what it is", "seconds", "notebook"], "rows": rows}
 
 

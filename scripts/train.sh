@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv, installs jrnn with what plots need, and trains: scripts/train.sh [CONFIG [arguments of `jrnn train`]]
+# Makes .venv, installs jrnn with what its commands need, and trains: scripts/train.sh [CONFIG [arguments of `jrnn train`]]
 #   scripts/train.sh                                              the default config; it says how long it takes here
 #   scripts/train.sh char_lstm --set train.steps=100
 # Something is printed at least every 10 seconds.
@@ -24,7 +24,7 @@ echo "installing what is missing into .venv"
 still "installing" &
 beat=$!
 trap 'kill "$beat" 2>/dev/null || true' EXIT
-make_venv plot
+make_venv data,onnx,plot,text # what the commands of the README need
 kill "$beat"
 wait "$beat" 2>/dev/null || true
 trap - EXIT

@@ -70,7 +70,7 @@ find_python() {
     return 2
 }
 
-# make_venv EXTRA [FOLDER]: .venv, or FOLDER, with jrnn, editable, and its EXTRA dependencies ("" for none).
+# make_venv EXTRA [FOLDER]: .venv, or FOLDER, with jrnn, editable, and its EXTRA dependencies ("" for none; several by commas).
 make_venv() {
     local folder=${2:-.venv}
     local stamp="$folder/installed${1:+-$1}" python version wanted=""

@@ -25,6 +25,7 @@ DOCS = ROOT / "docs"
 
 PAGES = sorted(DOCS.glob("*.md"))
 TABLES = runpy.run_path(str(DOCS / "tables.py"))
+GENERATED = runpy.run_path(str(DOCS / "generated.py"))
 
 
 @pytest.mark.sample("accelerators.md-2", "backward_nets.md-5")
@@ -114,9 +115,27 @@ def test_operators_that_are_alike_share_a_row():
     assert "| And, EQ, GE, GT, LE, LT, NE, Or | `a, b` |" in text
 
 
+@pytest.mark.parametrize("page", GENERATED["pages"](), ids=lambda page: page.stem)
+def test_what_is_generated_stands_in_the_pages_and_is_current(page):
+    text = page.read_text(encoding="utf-8")
+    assert GENERATED["current"](text) == text, "run .venv/bin/python docs/generated.py"
+    empty = re.findall(r"^```\{(?!eval-rst|toctree|code-block|names)\w+\}.*$", text, re.M)
+    assert not empty, "a reader of the file sees nothing"
+    assert len(GENERATED["PART"].findall(text)) == text.count(GENERATED["END"])
+
+
+def test_generated_parts_are_made_anew():
+    made = GENERATED["current"]
+    stale = f"Before.\n\n<!-- configs -->\n\n| old |\n\n{GENERATED['END']}\n\nAfter.\n"
+    text = made(stale)
+    assert text == made(text) and "| old |" not in text and "| `char_lstm` |" in text
+    assert text.startswith("Before.\n\n<!-- configs -->\n\n| name |")
+    assert text.endswith(f"|\n\n{GENERATED['END']}\n\nAfter.\n")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_tables_of_measured_figures_can_be_made(page):
-    for name in re.findall(r"^```\{measured\} (\w+)\n```$", page.read_text(encoding="utf-8"), re.M):
+    for name in re.findall(r"^<!-- measured: (\w+) -->$", page.read_text(encoding="utf-8"), re.M):
         lines = [line for line in TABLES["render"](name).splitlines() if line.startswith("|")]
         assert len(lines) > 5 and len({line.count(" | ") for line in lines}) == 1
 
@@ -184,7 +203,7 @@ MADE_BY_COMMANDS = (
     "examples/NAME.py",
 )  # names of pages that stand for other files
 PROSE = [
-    *DOCS.rglob("*.md"),
+    *(page for page in DOCS.rglob("*.md") if page.stem != "changelog"),  # it names what is gone
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
 ]
 NAME = re.compile(r"(?<![\w./-])jrnn(?:\.[A-Za-z_]\w*)+(?![\w/])")

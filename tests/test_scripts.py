@@ -2,9 +2,11 @@
 
 import ast
 import json
+import re
 import runpy
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,15 @@ def choose(tmp_path):
 def test_the_newest_python_that_works_is_chosen(choose, pythons, chosen):
     choice = choose(pythons)
     assert (choice.returncode, Path(choice.stdout.strip()).name) == (0, chosen)
+
+
+def test_the_environment_that_trains_has_what_the_commands_of_the_readme_need():
+    """`jrnn plot`, `jrnn export` to ONNX, the configuration digits, and texts of pretrained models."""
+    script = (ROOT / "scripts" / "train.sh").read_text(encoding="utf-8")
+    extras = re.search(r"^make_venv ([\w,]+)", script, re.M)[1].split(",")
+    assert {"data", "onnx", "plot", "text"} <= set(extras)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(extras) <= project["optional-dependencies"].keys()
 
 
 def test_a_release_of_jax_that_passed_is_noted_as_tested():
