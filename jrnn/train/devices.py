@@ -25,6 +25,10 @@ T = TypeVar("T")
 AXIS = "batch"  # the one axis of the mesh
 
 
+class ProcessLost(TrainError):
+    """Another process has ended without an error of its own: the run can be resumed."""
+
+
 class _Nowhere:
     """Replaces the writers of the first process in all others: takes every call and does nothing."""
 
@@ -197,7 +201,7 @@ class Devices:
         ) as e:  # raised by JAX's runtime for a collective that fails
             if jax.process_count() == 1:
                 raise
-            raise TrainError(
+            raise ProcessLost(
                 f"another process is lost ({str(e).strip().splitlines()[0][:200]}); start all again with --resume"
             ) from e
 

@@ -70,7 +70,8 @@ class Result:
         interrupted: whether the run was stopped before its last step.
         unit: the unit of the loss.
         metrics: the task's own metrics at the last validation.
-        skipped: the steps of this call that were skipped, because their loss or gradient was not finite.
+        skipped: the steps of this call that were skipped, because their loss or gradient was not finite, or the loss above
+            `train.loss_limit`.
     """
 
     run: Path
@@ -87,7 +88,7 @@ class Result:
         return load_run(self.run)
 
     def __str__(self) -> str:
-        skipped = f" ({self.skipped} skipped: not finite)" if self.skipped else ""
+        skipped = f" ({self.skipped} skipped)" if self.skipped else ""
         return (
             f"{self.step} steps{skipped}, {describe(self.validation_loss, self.unit, self.metrics)}"
         )

@@ -35,6 +35,7 @@ from jrnn.errors import CheckpointError, ConfigError, DataError, JrnnError, Trai
 from jrnn.files import checked, kind_of, read_json, write_whole
 from jrnn.train.checkpoint import steps_in
 from jrnn.train.config import Config, load_config
+from jrnn.train.devices import ProcessLost
 from jrnn.train.optimizers import follows_the_run
 from jrnn.train.tasks import Task
 from jrnn.train.tasks.task import COMPANIONS
@@ -106,11 +107,12 @@ class RunDir:
     def _is_prevented(self, error: object) -> bool:
         """Returns whether an error ended the run before anything was done that is worth keeping.
 
-        A TrainError of a run that goes on, such as the loss of another process, says how to continue it.
+        The loss of another process says to resume the run, as do other errors of a run that has begun.
         """
         if not isinstance(error, JrnnError) or self.has_checkpoint():
             return False
-        if self.is_running and isinstance(error, TrainError):
+        is_of_the_run = self.is_running or isinstance(error, ProcessLost)
+        if self.is_begun() and isinstance(error, TrainError) and is_of_the_run:
             return False
         return kind_of(self.metrics) == "" or self.metrics.stat().st_size == 0
 

@@ -20,7 +20,7 @@ from jrnn.errors import ConfigError, DataError, printable
 from jrnn.files import kind_of, open_file
 from jrnn.files.writing import picture
 from jrnn.train.checkpoint import steps_in
-from jrnn.train.metrics import Patience, read_metrics, read_validations
+from jrnn.train.metrics import LIMIT, Patience, read_metrics, read_validations
 from jrnn.train.toml_codec import read_toml
 
 MOST_COLUMNS = 4  # of keys that differ; more keys share one column
@@ -36,7 +36,7 @@ class RunSummary:
     Attributes:
         config: the resolved configuration, its keys joined by dots.
         state: "running" if a process holds its lock; "finished" after all steps, or when its patience ended; "not finite"
-            if a loss or gradient ended it; else "stopped".
+            if a loss or gradient ended it; "above limit" if a loss above train.loss_limit did; else "stopped".
         step, steps: done, and asked for.
         best_loss, best_step: the least validation loss and its step; None if there was no validation.
         metrics: what else that validation measured, such as accuracy.
@@ -83,12 +83,17 @@ def summarize(run: Path) -> RunSummary:
         v if isinstance(v := config.get(k), int) else 0 for k in ("train.steps", "train.patience")
     )
     is_over = _patience_is_over(run, patience)
+    refused = str(lines[-1].get("refused", "")) if lines else ""
     if _is_locked(run / "lock"):
         state = "running"
     elif step >= steps or is_over:
         state = "finished"
+    elif LIMIT in refused:
+        state = "above limit"
+    elif refused:
+        state = "not finite"
     else:
-        state = "not finite" if lines and "refused" in lines[-1] else "stopped"
+        state = "stopped"
     return RunSummary(
         path=str(run),
         config=config,

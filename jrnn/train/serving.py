@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -438,9 +439,10 @@ def load_run(folder: str | Path) -> TrainedModel:
     kept = run.load_fingerprint()
     model = config.kind.model(config, kept)
     state = abstract_state(model, Recipe.of(config, {}))
-    params, notes = None, []
     if config.train.patience and run.best.is_dir():
-        params, notes = _best_params(run, state.evaluation_params)
+        params, notes = _best_params(run, state)
+    else:
+        params, notes = None, []
     if params is None:
         if not run.has_checkpoint():
             raise CheckpointError(
@@ -459,18 +461,31 @@ def load_run(folder: str | Path) -> TrainedModel:
 def _best_params(run: RunDir, like: Any) -> tuple[Any, list[str]]:
     """Returns the parameters of the best validation in metrics.jsonl that are there and load; and what was left out.
 
-    Steps without a validation come last: a process that is killed may leave parameters before it measured them.
-    None if the run was stopped before its first validation.
+    They are among the best ones or, if those are damaged, in a checkpoint of that step. Steps without a validation come
+    last: a process that is killed may leave parameters before it measured them. None if the run was stopped before its
+    first validation.
     """
     try:
         losses = read_validations(run.metrics)
     except DataError:
         losses = {}
     notes = []
-    with Checkpoints(run.best, None, read_only=True) as checkpoints:
-        for step in sorted(checkpoints.steps(), key=lambda n: (losses.get(n, math.inf), -n)):
+    with ExitStack() as files:
+        best = files.enter_context(Checkpoints(run.best, read_only=True))
+        steps = set(best.steps())
+        whole = None
+        if run.has_checkpoint():
+            whole = files.enter_context(Checkpoints(run.checkpoints, read_only=True))
+            steps.update(step for step in whole.steps() if step in losses)
+        for step in sorted(steps, key=lambda n: (losses.get(n, math.inf), -n)):
             try:
-                return checkpoints.load(step, like), notes
+                if step in best.steps():
+                    return best.load(step, like.evaluation_params), notes
+            except CheckpointError as e:
+                notes.append(f"{e}; the next best parameters of the run are used")
+            try:
+                if whole is not None and step in losses and whole.is_whole(step):
+                    return whole.load(step, like).evaluation_params, notes
             except CheckpointError as e:
                 notes.append(f"{e}; the next best parameters of the run are used")
     return None, notes

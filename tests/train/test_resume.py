@@ -5,6 +5,7 @@ parameters say which steps it did.
 """
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from jrnn.errors import CheckpointError, ConfigError
 from jrnn.train import load_run, loop, train
 from jrnn.train.checkpoint import Checkpoints, steps_in
 from jrnn.train.metrics import Patience, read_validations
-from jrnn.train.step import Measured
+from jrnn.train.step import Measured, abstract_state
 
 LOSSES = {4: 3.0, 8: 2.5, 12: 2.0, 16: 2.4, 18: 2.5, 20: 2.0, 24: 2.2, 28: 2.1, 32: 1.0}
 OPERATIONS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir"}
@@ -63,10 +64,14 @@ def counting_steps(monkeypatch):
 
         return call
 
+    def initial_state(model, steps):
+        return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract_state(model, steps))
+
     def evaluate(self):
         self.validation_loss = self.losses[int(self.state.step)]
         self.metrics = {}
 
+    monkeypatch.setattr(loop, "initial_state", initial_state)
     monkeypatch.setattr(loop, "make_train_call", make_train_call)
     monkeypatch.setattr(loop._Training, "_evaluate", evaluate)
     monkeypatch.setattr(loop._Training, "losses", LOSSES, raising=False)
@@ -208,11 +213,17 @@ def test_damaged_best_parameters_are_replaced(config, tmp_path):
     resume(config(steps=12), run)
     damage(run / "best" / "12")
     with pytest.warns(UserWarning, match="best/12: is damaged"):
-        load_run(run)
+        assert best_of(run, config()) == 12  # from its checkpoint
     console = Console(record=True, width=200)
     assert resume(config(steps=16), run, console).step == 16
     assert "best/12: is damaged" in console.export_text()
-    assert best_of(run, config()) == 12  # from its checkpoint
+    assert best_of(run, config()) == 12
+    damage(run / "best" / "12")
+    shutil.rmtree(run / "checkpoints" / "12")
+    with pytest.warns(UserWarning, match="best/12: is damaged"):
+        assert best_of(run, config()) == 16  # the best that is left
+    assert resume(config(steps=20), run).step == 20
+    assert best_of(run, config()) == 20
 
 
 def test_a_lost_line_is_measured_again(config, tmp_path):

@@ -11,6 +11,7 @@ from jrnn.errors import CheckpointError, ConfigError, GradientError, TrainError
 from jrnn.train import train
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config
+from jrnn.train.devices import ProcessLost
 from jrnn.train.metrics import MetricsFile, read_metrics
 from jrnn.train.run_dir import RunDir
 from jrnn.train.toml_codec import decode
@@ -177,6 +178,7 @@ def test_an_error_leaves_a_run_that_can_go_on(tmp_path):
     def fail(error, running=False, measured=False):
         with pytest.raises(type(error)), RunDir(path) as run:
             run.is_running = running
+            (path / "config.toml").touch()
             with MetricsFile(run.metrics) as metrics:
                 if measured:
                     metrics.write(1, loss=1.0)
@@ -185,6 +187,7 @@ def test_an_error_leaves_a_run_that_can_go_on(tmp_path):
 
     assert not fail(TrainError("another process cannot begin"))
     assert not fail(ConfigError("a mistake"), running=True)
-    assert fail(TrainError("another process is lost"), running=True)
-    shutil.rmtree(path)
+    for error, running in ((TrainError("a full disk"), True), (ProcessLost("it is lost"), False)):
+        assert fail(error, running)
+        shutil.rmtree(path)
     assert fail(GradientError("step 15: they disagree"), running=True, measured=True)

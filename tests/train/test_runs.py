@@ -53,6 +53,9 @@ def test_a_run_in_figures(runs):
     with (runs / "deep" / "b" / "metrics.jsonl").open("a") as file:
         file.write('\n{"step": 5, "refused": "the loss is nan"}\n')
     assert summarize(runs / "deep" / "b").state == "not finite"
+    with (runs / "deep" / "b" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "refused": "the loss is 9, above train.loss_limit = 8"}\n')
+    assert summarize(runs / "deep" / "b").state == "above limit"
     with (runs / "a" / "config.toml").open("a") as file:
         file.write("patience = 1\n")
     lines = (runs / "a" / "metrics.jsonl").read_text().splitlines()
