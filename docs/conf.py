@@ -136,7 +136,8 @@ def setup(app):
 def contents():
     """llms.txt: what jrnn is, and each page with its first paragraph, for programs that read documentation."""
     lines = [
-        "# jrnn\n\n> jrnn makes loops over time in JAX faster, and proves their gradients.\n\n## Pages\n"
+        "# jrnn\n\n> jrnn makes loops over time in JAX faster, and checks their gradients three ways, "
+        "in float64.\n\n## Pages\n"
     ]
     docs = ROOT / "docs"
     for page in sorted([*docs.glob("*.md"), *docs.glob("api/*.md")]):

@@ -1,4 +1,4 @@
-"""A cell of one's own: written as a formula, proved by `jrnn.testing`, inspected by `jrnn.explain`, and trained.
+"""A cell of one's own: written as a formula, checked by `jrnn.testing`, inspected by `jrnn.explain`, and trained.
 
     python examples/own_cell.py
 
@@ -42,7 +42,7 @@ def cell(params, h, x):
     return h, h
 
 
-def prove(hidden=3):
+def check(hidden=3):
     """Raises AssertionError if the gradient of the cell is wrong, or depends on the padding."""
     params = init(jax.random.key(1), hidden)
     h, xs = (
@@ -89,7 +89,7 @@ def train(steps=1000, hidden=HIDDEN, report_every=200):
 
 
 if __name__ == "__main__":
-    prove()
+    check()
     print("the gradients agree, in three ways")
     params = init(jax.random.key(0))
     print(jrnn.explain(jax.grad(loss), params, *batch(np.random.default_rng(0))))

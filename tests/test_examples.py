@@ -63,7 +63,7 @@ def test_a_flax_model_learns_from_sequences_with_padding():
 @pytest.mark.exhaustive
 def test_a_cell_of_ones_own_is_proved_and_learns():
     example = load("own_cell")
-    example.prove(hidden=1)
+    example.check(hidden=1)
     losses = example.train(steps=120, hidden=16, report_every=60)
     assert np.mean(losses[-20:]) < 0.6 * np.mean(losses[:5])
 

@@ -74,7 +74,6 @@ is_untested = _JAX[2] > _TESTED.get(
     _JAX[:2], -1
 )  # whether this version of JAX is newer than what was tested
 XLA_MAKES_ONE_KERNEL = _JAXLIB >= (0, 12)  # XLA:CPU makes one kernel of any loop without calls
-XLA_HAS_BFLOAT16_PRODUCTS = _JAXLIB >= (0, 11)  # on CPUs with instructions for them
 XLA_KEEPS_BARRIERS = _JAXLIB >= (0, 11)  # earlier XLA:CPU drops them before it fuses
 LINEARIZATION_PARTS = 4 + (_JAX >= (0, 11, 1))  # the results of a rule for linearization
 _FIXES_ZEROS = _JAX < (0, 11)  # `jrnn.loops.rules.differentiation.with_zeros_of_a_step`

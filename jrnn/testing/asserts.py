@@ -66,7 +66,7 @@ def assert_gradients_agree(
         loss: the blob of a `Net` to differentiate; by default all of its outputs.
         key: for cells that draw random numbers.
         surrogates: the names of functions in a step whose `jax.custom_jvp` or `jax.custom_vjp` is a surrogate gradient on
-            purpose, such as a spike's; the proof then is that all the rest is right.
+            purpose, such as a spike's; then all the rest is checked.
         effort: fields of `jrnn.testing.gradients.Effort`, such as `max_elements` (64 of each blob here) or `second`. Blobs
             with more elements are also checked along random directions, 2 by default, which move all elements.
 

@@ -157,9 +157,7 @@ def assert_drawn_alike(fn, *args):
     names = [e.primitive.name for e in equations(changed.eqns)]
     assert not RULES.keys() & names
     count = sum(primitives.is_kind(e, "draw") and e.outvars[0].aval.size > 0 for e in closed.eqns)
-    assert (
-        names.count("optimization_barrier" if jax_internals.XLA_KEEPS_BARRIERS else "cond") >= count
-    )
+    assert names.count("optimization_barrier") >= count
     results = jax.jit(jex.jaxpr_as_fun(changed))(*args)
     for a, b in zip(results, jax.tree.leaves(fn(*args)), strict=True):
         a, b = (

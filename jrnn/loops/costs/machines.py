@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from jrnn.errors import ScanError
 from jrnn.files import read_text
-from jrnn.jaxprs.jax_internals import XLA_HAS_BFLOAT16_PRODUCTS, XLA_MAKES_ONE_KERNEL
+from jrnn.jaxprs.jax_internals import XLA_MAKES_ONE_KERNEL
 
 # XLA:CPU before jaxlib 0.12 makes one kernel of a loop if a trip accesses no more bytes; later versions make one of any loop
 # without calls, and with this flag so do earlier ones.
@@ -84,8 +84,8 @@ _TINY_SLOWDOWN = (
     7.5  # so many times slower are products of less than a vector's work (docs/notes/cpu_log.md)
 )
 _FUNCTION = 23  # `tanh` takes as long as so many additions: XLA's polynomial, a division and the reading of both
-# Products of bfloat16 since jaxlib 0.11, where the processor has instructions for them: 1.4 to 4.4 times the rate of float32
-# for 2^19 to 2^28 operations on an Intel Xeon with AMX; with jax 0.10.2 1.0 times.
+# Products of bfloat16, where the processor has instructions for them: 1.4 to 4.4 times the rate of float32 for 2^19 to 2^28
+# operations on an Intel Xeon with AMX.
 _BFLOAT16 = 2.0
 _KERNEL = 0.1e-6  # of XLA's CPU runtime: 0.05 to 0.2 us a kernel
 # A core reads 16 bytes a clock from a cache. Memory gives one core a third of that, and takes a third again where pages are
@@ -137,11 +137,7 @@ def this_processor() -> Machine:
     near = sizes.get(2, CPU.core_cache_bytes)
     flags = os.environ.get("XLA_FLAGS", "")
     machine = processor(vector_bytes(flags), near, sizes.get(3, max(4 * near, 8 << 20)))
-    narrow = (
-        _BFLOAT16
-        if XLA_HAS_BFLOAT16_PRODUCTS and {"amx_bf16", "avx512_bf16"} & instructions()
-        else 1.0
-    )
+    narrow = _BFLOAT16 if {"amx_bf16", "avx512_bf16"} & instructions() else 1.0
     return machine._replace(one_kernel_bytes=one_kernel_bytes(flags), bfloat16=narrow)
 
 

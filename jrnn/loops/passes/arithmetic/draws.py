@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.jaxprs import Eqn
-from jrnn.jaxprs.jax_internals import THREEFRY, XLA_KEEPS_BARRIERS
+from jrnn.jaxprs.jax_internals import THREEFRY
 from jrnn.loops.passes.arithmetic.operands import Values
 
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
@@ -77,15 +77,7 @@ def _materialized(fn: Callable[..., Any], words: Any, *args: Any) -> Any:
 
     XLA does not vectorize rounds that it fuses with a logarithm, a lookup or a reduction, and repeats them for each reader.
     """
-    if XLA_KEEPS_BARRIERS:
-        return lax.optimization_barrier(fn(words, *args))
-    result = jax.eval_shape(fn, words, *args)
-    if not result.size:
-        return fn(words, *args)
-    is_word = (
-        lax.reshape(words, (words.size,))[0] | jnp.uint32(1) != 0
-    )  # always, which XLA does not find out
-    return lax.cond(is_word, fn, lambda *_: jnp.zeros(result.shape, result.dtype), words, *args)
+    return lax.optimization_barrier(fn(words, *args))
 
 
 ROUNDS = {
