@@ -224,16 +224,16 @@ class Pairs:
 
 def always_rewrite() -> None:
     """Makes the choice take arithmetic wherever it is a candidate, also in loops that are too short to gain."""
-    from jrnn.loops.strategies import chooser
-    from jrnn.loops.strategies.candidates import Choice
+    from jrnn.loops import compile as compiling
 
-    cheapest = chooser.cheapest
+    cheapest = compiling.cheapest
 
-    def chosen(candidates: Any, bounds: Any) -> Choice:
+    def chosen(candidates: Any, bounds: Any) -> Any:
         rewritten = [c for c in candidates if c.strategy == "arithmetic"]
-        return Choice(rewritten[0]) if rewritten else cheapest(candidates, bounds)
+        return (rewritten[0], ()) if rewritten else cheapest(candidates, bounds)
 
-    chooser.BRIEF, chooser.cheapest = 0.0, chosen
+    compiling.BRIEF_SECONDS = 0.0
+    compiling.cheapest = chosen
 
 
 def child(every: int, offset: int, limit: float, rewrite: bool, out: str, args: list[str]) -> int:

@@ -28,8 +28,8 @@ from jrnn.errors import ScanError, UsageError
 from jrnn.files.progress import Heartbeat
 from jrnn.jaxprs.arguments import arguments_of, required
 from jrnn.loops import EXECUTORS, scan
+from jrnn.loops.compile import ON_CPU
 from jrnn.loops.ir import observers
-from jrnn.loops.strategies.table import STRATEGIES
 
 JAX = "lax.scan"
 _COLUMNS = (
@@ -274,7 +274,7 @@ def _loaded(target: str, feeds: Mapping[str, Any]) -> OwnStep:
 def _measured(own: OwnStep, options: SuiteOptions) -> StepReport:
     executors = options.peers
     modes = options.chosen("modes", MODES)
-    check_names("executor", executors or (), dict.fromkeys([JAX, *EXECUTORS, *STRATEGIES]))
+    check_names("executor", executors or (), dict.fromkeys([JAX, *EXECUTORS, "chunks", *ON_CPU]))
     names = dict.fromkeys([JAX, *(EXECUTORS if executors is None else executors)])
     jax.eval_shape(own.by(JAX), own.init, own.xs)  # raises the errors of `jax.lax.scan`
     jax.jit(lambda x: jax.lax.scan(lambda c, x: (c + x, c), 0.0, x)).lower(

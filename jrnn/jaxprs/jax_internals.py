@@ -2,7 +2,7 @@
 
 `jax.core`, `jax.extend`, `jax.experimental`, `jax.interpreters` and `jax._src` may change with every release of JAX. Then
 this is the file to edit: no other one imports from them or compares versions. `missing` has the private names that the
-installed JAX lacks, of which `loops/rules/installation.py` warns. tests/loops/test_jax_names.py checks what jrnn expects.
+installed JAX lacks, of which `loops/install.py` warns. tests/loops/test_jax_names.py checks what jrnn expects.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ is_untested = _JAX[2] > _TESTED.get(
 XLA_MAKES_ONE_KERNEL = _JAXLIB >= (0, 12)  # XLA:CPU makes one kernel of any loop without calls
 XLA_KEEPS_BARRIERS = _JAXLIB >= (0, 11)  # earlier XLA:CPU drops them before it fuses
 LINEARIZATION_PARTS = 4 + (_JAX >= (0, 11, 1))  # the results of a rule for linearization
-_FIXES_ZEROS = _JAX < (0, 11)  # `jrnn.loops.rules.differentiation.with_zeros_of_a_step`
-_FIXES_RESIDUALS = _JAX < (0, 12)  # `jrnn.loops.rules.differentiation.with_inputs_as_residuals`
-_FIXES_CONTEXTS = _JAX >= (0, 11)  # `jrnn.loops.rules.differentiation.in_context_of_loop`
+_FIXES_ZEROS = _JAX < (0, 11)  # `jrnn.loops.derivatives.jax_fixes.with_zeros_of_a_step`
+_FIXES_RESIDUALS = _JAX < (0, 12)  # `jrnn.loops.derivatives.jax_fixes.with_inputs_as_residuals`
+_FIXES_CONTEXTS = _JAX >= (0, 11)  # `jrnn.loops.derivatives.jax_fixes.in_context_of_loop`
 
 # Private names -------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The executor behind `jrnn.scan`. It is pure JAX and does not depend on nets.
+"""The executor behind `jrnn.scan`. It patches JAX's rules for loops, and does not depend on nets.
 
 In: a step, its carry and its inputs. Out: the results of a loop that runs in another form. Read `scan/scan.py` first.
 
@@ -8,9 +8,10 @@ What a plain scan does not need loads when it is first used.
 from typing import TYPE_CHECKING
 
 from jrnn.lazy import attributes
+from jrnn.loops import install
 from jrnn.loops.newton import Newton, ScanStatistics
+from jrnn.loops.scan.executors import EXECUTORS
 from jrnn.loops.scan.scan import scan
-from jrnn.loops.strategies.table import EXECUTORS
 from jrnn.loops.wrappers.programs import compiled_once
 from jrnn.loops.wrappers.recompute import Recompute, hashable
 
@@ -31,6 +32,7 @@ _HOMES = {  # module -> the names in it that load lazily
     "while_loops.trips": ("CHECKPOINTED", "Trips"),
     "while_loops.while_loop": ("while_loop",),
 }
+install.install()
 __getattr__, __dir__ = attributes(__name__, _HOMES)
 
 __all__ = [

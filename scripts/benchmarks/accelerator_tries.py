@@ -30,9 +30,10 @@ from linear_layers import LAYERS
 
 from jrnn.bench import steps
 from jrnn.bench.sizes import Size
+from jrnn.loops import compile as compiling
 from jrnn.loops import scan
 from jrnn.loops.chunks import chunked
-from jrnn.loops.strategies import accelerators, chooser
+from jrnn.loops.strategies import try_few_kernels
 from jrnn.loops.strategies.nodes import steps_with_wide_sums
 
 SIZES = [
@@ -55,7 +56,7 @@ def constants(module: Any, **values: Any) -> Iterator[None]:
 def forget() -> None:
     """Clears the caches of JAX and of plans."""
     jax.clear_caches()
-    for value in vars(chooser).values():
+    for value in vars(compiling).values():
         getattr(value, "cache_clear", lambda: None)()
 
 
@@ -95,9 +96,12 @@ def unroll(day: Day) -> None:
     jobs = []
     for size in SIZES:
         for trips in (4, 1, 2, 8, 16):
-            with constants(accelerators, _STEPS=trips):
+            with constants(try_few_kernels, _STEPS=trips):
                 jobs += lowered(
-                    day, cell_job(f"lstm train {size}", f"{trips} steps a trip", scan, "lstm", size)
+                    day,
+                    cell_job(
+                        f"lstm train {size}", f"{trips} steps an iteration", scan, "lstm", size
+                    ),
                 )
     day.timed(jobs)
 
@@ -109,13 +113,13 @@ def stages(day: Day) -> None:
     tried: dict[str, dict[str, Any]] = {
         "default": {},
         "no stages, no packs": dict(_few_kernels=plain),
-        "no packs": dict(_PACKED=0),
+        "no packs": dict(_MAX_PACK_BYTES=0),
     }
     jobs = []
     for cell in ("lstm", "gru"):
         for size in SIZES:
             for peer, values in tried.items():
-                with constants(accelerators, **values):
+                with constants(try_few_kernels, **values):
                     jobs += lowered(day, cell_job(f"{cell} train {size}", peer, scan, cell, size))
     day.timed(jobs)
 

@@ -227,7 +227,7 @@ def predicted(name: str, mode: str) -> float:
     """Returns the estimated seconds of the loops of `jrnn.scan`."""
     forward, train, args = programs(name, scan)
     plans = explain(forward if mode == "forward" else train, *args).loops
-    return sum(plan.choice.chosen.estimate.seconds for plan in plans if plan.choice is not None)
+    return sum(plan.chosen.estimate.seconds for plan in plans if plan.chosen is not None)
 
 
 def _program(name: str, mode: str, which: Callable) -> Timed:

@@ -4,17 +4,16 @@ Most loops of tests are too small to gain from that. Tests of passes and strateg
 leave a loop leaves it, and loops are verified after every pass. Tests that read which plan is chosen use `without_kernel`.
 """
 
-from dataclasses import replace
-
 import pytest
 from eager import eager_passes
 
+from jrnn.loops import compile as compiling
+from jrnn.loops.chunks.chunked import Chunkwise
 from jrnn.loops.costs import machines
 from jrnn.loops.costs.estimates import Estimate
+from jrnn.loops.derivatives import residuals
 from jrnn.loops.ir import strict_passes
 from jrnn.loops.kernels.native import library
-from jrnn.loops.rules import residuals
-from jrnn.loops.strategies import chooser, chunks
 
 
 @pytest.fixture(autouse=True)
@@ -47,12 +46,8 @@ def without_kernel(monkeypatch):
 @pytest.fixture
 def in_chunks_always(monkeypatch):
     """Loops over small matrix states and of few steps run in chunks too, so that their tests are quick."""
-    propose = chunks.propose
-    free = Estimate(0.0, 0)
-    monkeypatch.setattr(chunks, "may_pay", lambda *args: True)
-    monkeypatch.setattr(
-        chunks, "propose", lambda problem: [replace(c, estimate=free) for c in propose(problem)]
-    )
-    chooser._differentiated.cache_clear()
+    monkeypatch.setattr(compiling, "chunks_may_pay", lambda *args: True)
+    monkeypatch.setattr(Chunkwise, "estimate", lambda *args: Estimate(0.0, 0))
+    compiling.plan_to_differentiate.cache_clear()
     yield
-    chooser._differentiated.cache_clear()
+    compiling.plan_to_differentiate.cache_clear()

@@ -1,72 +1,79 @@
 """Plans that move everything that can leave a loop, whatever it costs, so that small loops in tests exercise every pass.
 
-Importing it patches the choice of plans. Outside of the context `eager_passes` nothing changes.
+Importing it patches what `compile.py` decides. Outside of the context `eager_passes` nothing changes.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import jax
 
-from jrnn.loops.passes import movable
-from jrnn.loops.strategies import Problem, Split, SplitInChunks, Steps, chooser, problem, splits
-from jrnn.loops.strategies.candidates import Choice
-from jrnn.loops.strategies.table import STRATEGIES
+from jrnn.loops import compile as compiling
+from jrnn.loops.passes import movable, transpose_constant_rhs
+from jrnn.loops.strategies.context import Context
+from jrnn.loops.strategies.nodes import Split, SplitInTiles, Steps
 
 # A number of steps to run at a time, 0 for all, or None.
 eager_passes = jax.make_user_context(None)
 
-_brief, _one, _cheapest, _propose = (
-    chooser._is_brief,
-    chooser._has_one_step,
-    chooser.cheapest,
-    splits.propose,
-)
-_may, _pays = problem._transposing_may_pay, problem._transposing_pays
+_is_brief = compiling._is_brief
+_has_one_step = compiling._has_one_step
+_cheapest = compiling.cheapest
+_with_transposed_constants = compiling._with_transposed_constants
+_strategies = dict(compiling.ON_CPU)
 
 
-def _everything(problem):
-    if eager_passes.value is None:
-        return _propose(problem)
-    fission = problem.split(None)
+def is_eager():
+    return eager_passes.value is not None
+
+
+def everything(context):
+    if not is_eager():
+        return _strategies["scan"](context)
+    fission = context.split(None)
     node = Split(fission, Steps(fission.core))
-    return [
-        problem.candidate(
-            SplitInChunks(node, eager_passes.value) if eager_passes.value else node, "everything"
-        )
-    ]
+    if eager_passes.value:
+        node = SplitInTiles(node, eager_passes.value)
+    finish = functools.partial(node.with_inner, functools.partial(_written_for_xla, context))
+    return [context.candidate("scan", node, "everything", finish=finish)]
 
 
-def _chosen(candidates, bounds):
-    everything = [candidate for candidate in candidates if candidate.label == "everything"]
-    return Choice(everything[0]) if everything else _cheapest(candidates, bounds)
+def _written_for_xla(context, residual):
+    from jrnn.loops.strategies.try_split import _written_for_xla
+
+    return _written_for_xla(context, residual)
 
 
-def _movable(problem):
-    also_sums = eager_passes.value is not None and not problem.is_estimated
-    return movable(
-        problem.split(None), also_sums or problem.provenance.of_gradient(problem.loop.reverse)
-    )
+def chosen(candidates, bounds):
+    of_all = [candidate for candidate in candidates if candidate.label == "everything"]
+    return (of_all[0], ()) if of_all else _cheapest(candidates, bounds)
 
 
-def _unless_eager(row):
-    def propose(problem):
-        return (
-            ()
-            if eager_passes.value is not None and problem.options.executor == "auto"
-            else row.propose(problem)
-        )
-
-    return replace(row, propose=propose)
+def all_movable(context):
+    also_sums = is_eager() and not context.target.is_estimated
+    of_gradient = context.provenance.of_gradient(context.loop.reverse)
+    return movable(context.split(None), also_sums or of_gradient)
 
 
-chooser._is_brief = lambda *args: eager_passes.value is None and _brief(*args)
-chooser._has_one_step = lambda *args: eager_passes.value is None and _one(*args)
-problem._transposing_may_pay = lambda *args: eager_passes.value is not None or _may(*args)
-problem._transposing_pays = lambda *args: eager_passes.value is not None or _pays(*args)
-chooser.cheapest, splits.propose = _chosen, _everything
-Problem.movable = functools.cached_property(_movable)
-Problem.movable.__set_name__(Problem, "movable")
-STRATEGIES |= {name: _unless_eager(STRATEGIES[name]) for name in ("arithmetic", "native")}
+def unless_eager(strategy):
+    def try_strategy(context):
+        is_left_out = is_eager() and context.options.executor == "auto"
+        return [] if is_left_out else strategy(context)
+
+    return try_strategy
+
+
+def transposed(loop, *args):
+    return transpose_constant_rhs(loop) if is_eager() else _with_transposed_constants(loop, *args)
+
+
+compiling._is_brief = lambda *args: not is_eager() and _is_brief(*args)
+compiling._has_one_step = lambda *args: not is_eager() and _has_one_step(*args)
+compiling._with_transposed_constants = transposed
+compiling.cheapest = chosen
+compiling.ON_CPU["scan"] = everything
+Context.movable = functools.cached_property(all_movable)
+Context.movable.__set_name__(Context, "movable")
+for name in ("arithmetic", "native"):
+    compiling.ON_CPU[name] = unless_eager(_strategies[name])

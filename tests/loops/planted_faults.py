@@ -13,18 +13,19 @@ FAULTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
 def main(kind):
-    from dataclasses import replace
-
     import chunk_layers as layers
     import jax
     import jax.numpy as jnp
 
     import jrnn
+    from jrnn.loops import compile as compiling
+    from jrnn.loops.chunks.chunked import Chunkwise
+    from jrnn.loops.compile import compile_loop
     from jrnn.loops.costs import machines
     from jrnn.loops.costs.estimates import Estimate
+    from jrnn.loops.derivatives.residuals import Stacks, step_with_fewer_residuals
     from jrnn.loops.ir import ScanParams, observers, tag
-    from jrnn.loops.rules.residuals import Stacks, step_with_fewer_residuals
-    from jrnn.loops.strategies import Target, chooser, chunks
+    from jrnn.loops.plan import Target
 
     if kind == "newton":
 
@@ -51,10 +52,9 @@ def main(kind):
                 )(jnp.ones((9, 3)))
             print(*plans.notes)
     if kind in ("chunks", "residuals"):
-        propose = chunks.propose
         free = Estimate(0.0, 0)
-        chunks.may_pay = lambda *args: kind == "chunks"
-        chunks.propose = lambda problem: [replace(c, estimate=free) for c in propose(problem)]
+        Chunkwise.estimate = lambda *args: free
+        compiling.chunks_may_pay = lambda *args: kind == "chunks"
         names = "delta_product_as_matrices gated_delta kda gla mlstm resetting linear decay_per_row_and_column momentum"
         for name in names.split():
             step = getattr(layers, name)
@@ -108,7 +108,7 @@ def main(kind):
         loop = ScanParams(step, 0, 2, 128, False).loop(jaxprs.inlined(step))
         options = tag.Options("associative")
         target = Target("cuda", 1, False, machines.of("cuda"))
-        print(*chooser.lowered(ScanParams.of_loop(loop), target, options).notes)
+        print(*compile_loop(ScanParams.of_loop(loop), target, options).notes)
 
 
 if __name__ == "__main__":

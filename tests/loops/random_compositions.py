@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -27,9 +26,10 @@ from quick_compilation import OPTIONS
 
 import jrnn
 from jrnn.jaxprs.by_numpy import evaluate_by_numpy
+from jrnn.loops import compile as compiling
+from jrnn.loops.chunks.chunked import Chunkwise
 from jrnn.loops.costs.estimates import Estimate
 from jrnn.loops.ir import observers
-from jrnn.loops.strategies import chunks
 
 ROUNDINGS = 16
 ein = jnp.einsum
@@ -265,15 +265,15 @@ def fault(seed, by_numpy):
 
 def often_in_chunks():
     """Plans chunks wherever they can be derived, unless they are estimated to take more than 30 ms or 50 MB."""
-    propose = chunks.propose
-    chunks.may_pay = lambda *args: True
+    estimate = Chunkwise.estimate
+    compiling.chunks_may_pay = lambda *args: True
 
-    def chosen(problem):
-        (ours,) = propose(problem)
-        is_cheap = ours.estimate.seconds < 0.03 and ours.estimate.memory < 50e6
-        return [replace(ours, estimate=Estimate(0.0, 0)) if is_cheap else ours]
+    def estimate_of(node, estimator):
+        cost = estimate(node, estimator)
+        is_cheap = cost.seconds < 0.03 and cost.memory < 50e6
+        return Estimate(0.0, 0) if is_cheap else cost
 
-    chunks.propose = chosen
+    Chunkwise.estimate = estimate_of
 
 
 def main():

@@ -29,7 +29,7 @@ from quick_compilation import OPTIONS
 import jrnn
 from jrnn.jaxprs import by_numpy
 from jrnn.loops.passes.arithmetic.rewrite import rewritten
-from jrnn.loops.strategies.arithmetic import fits_arithmetic
+from jrnn.loops.strategies.try_arithmetic import fits_arithmetic
 
 Rng = np.random.Generator
 Step = Callable[..., Any]

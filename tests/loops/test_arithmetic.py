@@ -25,10 +25,10 @@ from jrnn.jaxprs import by_numpy, jax_internals, primitives
 from jrnn.loops.costs import machines
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG
+from jrnn.loops.ir import traced_loops
 from jrnn.loops.passes.arithmetic.rewrite import RULES, equations, rewritten
-from jrnn.loops.rules.lowering import steps_of
-from jrnn.loops.strategies import arithmetic as choice
-from jrnn.loops.strategies.splits import Search
+from jrnn.loops.strategies import try_arithmetic as choice
+from jrnn.loops.strategies import try_split
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 
@@ -207,7 +207,7 @@ def test_scatters_of_many_places_stay(count, stay):
             c = (c + x @ x).at[(places + k) % 13].add(jnp.tanh(c[:12]))
         return c, None
 
-    (loop,) = steps_of(
+    (loop,) = traced_loops(
         lambda c, xs: jax.lax.scan(step, c, xs), jnp.zeros(13), jnp.ones((40, 2, 2))[:, :1, 0]
     )
     changed = choice.arithmetic(loop, Estimator(loop, machines.CPU))
@@ -299,13 +299,13 @@ def plan(step, *args):
 
 def test_a_filter_is_one_kernel(without_kernel, monkeypatch):
     explained = plan(kalman, (jnp.zeros(4), jnp.eye(4)), jnp.ones((1000, 2)))
-    assert explained.choice.chosen.label == "as arithmetic"
+    assert explained.chosen.label == "as arithmetic"
     assert "small linear algebra is written as arithmetic: one kernel" in str(explained)
-    others = [candidate.label for candidate, _ in explained.choice.others]
+    others = [candidate.label for candidate, _ in explained.rejected]
     assert others == ["lax.scan"]  # no split is searched where none can be as fast
-    monkeypatch.setattr(Search, "beats_every_split", lambda *args: False)
+    monkeypatch.setattr(try_split, "_beats_every_split", lambda *args: False)
     again = plan(lambda *args: kalman(*args), (jnp.zeros(4), jnp.eye(4)), jnp.ones((1000, 2)))
-    assert again.choice.chosen == explained.choice.chosen and len(again.choice.others) > 1
+    assert again.chosen == explained.chosen and len(again.rejected) > 1
 
 
 def test_an_operation_of_a_random_program_draws_nothing_while_it_is_traced():
@@ -361,7 +361,7 @@ def noisy(draws, h, key):
 def test_draws_of_all_sizes_are_arithmetic(without_kernel, draws, size):
     h = jnp.zeros((size,) if size else (), jnp.float32)
     explained = plan(partial(noisy, draws), h, jax.random.split(jax.random.key(0), 500))
-    assert "as arithmetic" in explained.choice.chosen.label, explained
+    assert "as arithmetic" in explained.chosen.label, explained
 
 
 def test_a_product_leaves_the_loop_of_a_draw(without_kernel):
@@ -378,7 +378,7 @@ def test_a_product_leaves_the_loop_of_a_draw(without_kernel):
         jnp.ones((100, 16, 64), jnp.float32),
     )
     explained = plan(partial(step, w), h, (x, jax.random.split(jax.random.key(0), 100)))
-    candidates = {candidate.label: candidate for candidate, _ in explained.choice.others}
+    candidates = {candidate.label: candidate for candidate, _ in explained.rejected}
     fission = candidates["as arithmetic, all else outside"].node.fission
     drawn = [
         [e.primitive.name for e in part].count("random_bits")
@@ -391,7 +391,7 @@ def test_a_large_product_stays_a_call(without_kernel):
     explained = plan(
         lambda h, x: (jnp.tanh(h @ x), None), jnp.ones((64, 64)), jnp.ones((100, 64, 64))
     )
-    assert "as arithmetic" not in explained.choice.chosen.label and explained.contractions == 1
+    assert "as arithmetic" not in explained.chosen.label and explained.contractions == 1
 
 
 def test_fewer_rows_are_factorized_in_a_loop_of_several_kernels(without_kernel):
@@ -470,7 +470,7 @@ def test_stacks_stay_in_place_inside_of_one_kernel(without_kernel):
     with jax.enable_x64(False):
         args = (jnp.zeros(4), jnp.eye(4)), jnp.ones((977, 2))
         step = lambda c, x: (new := kalman(c, x)[0], new[1])  # noqa: E731
-        assert plan(step, *args).choice.chosen.label == "as arithmetic"
+        assert plan(step, *args).chosen.label == "as arithmetic"
         text = jax.jit(lambda c, xs: jrnn.scan(step, c, xs)).lower(*args).compile().as_text()
     lines = [line.split(", metadata")[0] for line in text.split("\nENTRY")[0].splitlines()]
     whole = [line for line in lines if "= f32[977,4,4]" in line]

@@ -26,8 +26,9 @@ from test_matrix_states import (  # noqa: F401
 import jrnn
 from jrnn import jaxprs
 from jrnn.loops.chunks import batched
-from jrnn.loops.rules import lowering
-from jrnn.loops.strategies import Target, chunks
+from jrnn.loops.compile import plans_in
+from jrnn.loops.plan import Target
+from jrnn.loops.strategies import try_chunks
 
 pytestmark = pytest.mark.usefixtures("rewritten", "batched_chunks")
 
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("rewritten", "batched_chunks")
 def batched_chunks(in_chunks_always, monkeypatch):
     """Chunks are prepared at once on this platform, too. Returns the chunks that were."""
     seen, run = [], batched.AllChunks.run
-    monkeypatch.setattr(chunks, "prefers_batched", lambda target: True)
+    monkeypatch.setattr(try_chunks, "prefers_batched", lambda target: True)
     monkeypatch.setattr(
         batched.AllChunks, "run", lambda self, *args: seen.append(self) or run(self, *args)
     )
@@ -46,7 +47,7 @@ def batched_chunks(in_chunks_always, monkeypatch):
 def test_accelerators_prepare_chunks_at_once(monkeypatch):
     monkeypatch.undo()
     platforms = ("cpu", "cuda", "rocm", "tpu")
-    assert [chunks.prefers_batched(Target(platform)) for platform in platforms] == [
+    assert [try_chunks.prefers_batched(Target(platform)) for platform in platforms] == [
         False,
         True,
         True,
@@ -105,7 +106,7 @@ def chunked(step, init, xs):
 
 def plans_on_a_gpu(step, init, xs, **options):
     closed = jax.make_jaxpr(functools.partial(jrnn.scan, step, **options))(init, xs)
-    return lowering.plans_in(closed.jaxpr, Target("cuda"))
+    return plans_in(closed.jaxpr, Target("cuda"))
 
 
 def test_loops_without_a_gradient_run_in_chunks_too(in_chunks_always):

@@ -16,10 +16,11 @@ from spellings import programs
 from jrnn import jaxprs
 from jrnn.bench.sizes import Size
 from jrnn.loops import scan
+from jrnn.loops.compile import canonical_form, plans_in
+from jrnn.loops.ir import traced_loops
 from jrnn.loops.passes import split
-from jrnn.loops.passes.canonical import canonical
-from jrnn.loops.rules import lowering
-from jrnn.loops.strategies import Steps, Target, converted
+from jrnn.loops.plan import Target
+from jrnn.loops.strategies.nodes import Steps, adapted
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 
@@ -45,10 +46,10 @@ def loss(cell, name, size=SIZE, which=scan):
     return lambda p, x: jnp.sum(jnp.sin(run(p, x)))
 
 
-def loops_of(cell, name):
+def gradient_loops(cell, name):
     """The loops of a gradient as JAX makes them: forward with residuals, and reverse."""
     closed = jax.make_jaxpr(jax.grad(loss(cell, name), (0, 1)))(*problem(cell, SIZE))
-    return [plan.loop for plan in lowering.plans_in(closed.jaxpr, CPU)]
+    return [plan.loop for plan in plans_in(closed.jaxpr, CPU)]
 
 
 def run_both(loop):
@@ -69,8 +70,8 @@ def run_both(loop):
         [draw(v) for v in loop.carry],
         [draw(v, (3,)) for v in loop.xs],
     ]
-    form, conversions = canonical(loop)
-    node = converted(Steps(form.verify()), conversions)
+    form, conversions = canonical_form(loop)
+    node = adapted(Steps(form.verify()), conversions)
     return [
         jax.tree.leaves(by_numpy(lambda *a, run=run: run(*a, 3))(*given))
         for run in (node.run, loop.run)
@@ -85,7 +86,7 @@ def assert_close(ours, theirs):
 
 def stays(loop):
     """What a loop computes step by step, if all leaves it that can: its products, and the shapes of its carries."""
-    core = split(canonical(loop, hoist_keys=True)[0]).core
+    core = split(canonical_form(loop, hoists_keys=True)[0]).core
     products = Counter(
         (jaxprs.operations(e), tuple(sorted(e.outvars[0].aval.shape)))
         for e in core.eqns
@@ -97,7 +98,7 @@ def stays(loop):
 @pytest.mark.grid(every=2)
 @pytest.mark.parametrize("cell, name", LOOPS, ids=lambda value: value.replace(" ", "_"))
 def test_a_spelling_has_the_loops_of_the_plain_one(cell, name):
-    plain, other = loops_of(cell, "plain"), loops_of(cell, name)
+    plain, other = gradient_loops(cell, "plain"), gradient_loops(cell, name)
     assert len(plain) == len(other) == 2
     for ours, theirs in list(zip(other, plain))[: 1 if name in OTHER_REVERSE else 2]:
         (products, carries), (wanted, plain_carries) = stays(ours), stays(theirs)
@@ -119,10 +120,10 @@ def test_arrays_in_a_mesh_change_no_form(cell, name):
     there = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     weights, x = jax.device_put(problem(cell, SIZE), there)
     closed = jax.make_jaxpr(jax.grad(loss(cell, name), (0, 1)))(weights, x)
-    loops = [plan.loop for plan in lowering.plans_in(closed.jaxpr, CPU)]
+    loops = [plan.loop for plan in plans_in(closed.jaxpr, CPU)]
     moves = ("dot_general", "reduce_sum", "reshape", "transpose", "broadcast_in_dim")
-    for ours, theirs in zip(loops, loops_of(cell, name), strict=True):
-        forms = (canonical(loop)[0].eqns for loop in (ours, theirs))
+    for ours, theirs in zip(loops, gradient_loops(cell, name), strict=True):
+        forms = (canonical_form(loop)[0].eqns for loop in (ours, theirs))
         counts = [
             Counter(e.primitive.name for e in eqns if e.primitive.name in moves) for eqns in forms
         ]
@@ -162,7 +163,7 @@ def test_a_constraint_in_a_step_is_obeyed(constrained):
 @pytest.mark.grid(every=9)
 @pytest.mark.parametrize("cell, name", WITHOUT_KEYS, ids=lambda value: value.replace(" ", "_"))
 def test_the_form_of_a_spelling_computes_what_its_loops_do(cell, name):
-    for loop in loops_of(cell, name):
+    for loop in gradient_loops(cell, name):
         for ours, theirs in zip(*run_both(loop), strict=True):
             assert_close(ours, theirs)
 
@@ -249,7 +250,7 @@ def test_any_step_keeps_its_values(step, rows, mapped, monkeypatch):
     if mapped:
         run, h, xs = jax.vmap(run, (0, None)), jnp.stack([h, -h]), xs
     for fn in (run, jax.grad(total, (0, 1))):
-        loops = [plan.loop for plan in lowering.plans_in(jax.make_jaxpr(fn)(h, xs).jaxpr, CPU)]
+        loops = [plan.loop for plan in plans_in(jax.make_jaxpr(fn)(h, xs).jaxpr, CPU)]
         assert loops
         for loop in loops:
             for ours, theirs in zip(*run_both(loop), strict=True):
@@ -257,10 +258,10 @@ def test_any_step_keeps_its_values(step, rows, mapped, monkeypatch):
 
 
 def form_of(step, carry, xs):
-    (loop,) = lowering.steps_of(lambda carry, xs: jax.lax.scan(step, carry, xs), carry, xs)
+    (loop,) = traced_loops(lambda carry, xs: jax.lax.scan(step, carry, xs), carry, xs)
     for ours, theirs in zip(*run_both(loop), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
-    return canonical(loop)[0]
+    return canonical_form(loop)[0]
 
 
 def test_counters_and_constants_leave_the_carry():
@@ -280,10 +281,10 @@ def test_a_counter_of_a_reverse_loop_counts_the_steps_that_were_run():
         return (carry[0] + 1, jnp.tanh(carry[1] + x * carry[0].astype(x.dtype))), carry[0]
 
     reverse = lambda step, *given: jax.lax.scan(step, *given, reverse=True)  # noqa: E731
-    (loop,) = lowering.steps_of(lambda *a: reverse(step, *a), (jnp.int32(5), V), jnp.ones((3, H)))
+    (loop,) = traced_loops(lambda *a: reverse(step, *a), (jnp.int32(5), V), jnp.ones((3, H)))
     for ours, theirs in zip(*run_both(loop), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
-    assert len(canonical(loop)[0].carry) == 1
+    assert len(canonical_form(loop)[0].carry) == 1
 
 
 def test_states_of_several_sizes_are_taken_apart_and_masked():
@@ -325,8 +326,8 @@ def test_a_sum_of_joined_values_stays_whole():
 def test_a_plain_loop_stays_as_it_is():
     """Whose bias, as most are, has an axis of size 1."""
     for cell in ("lstm", "gru", "gated"):
-        for loop in loops_of(cell, "plain"):
-            assert canonical(loop)[1] == []
+        for loop in gradient_loops(cell, "plain"):
+            assert canonical_form(loop)[1] == []
 
 
 def test_rows_that_are_summed_apart_are_not_merged():
@@ -340,13 +341,13 @@ def test_rows_that_are_summed_apart_are_not_merged():
 
 
 def test_loops_over_devices_merge_no_axes():
-    (loop,) = lowering.steps_of(
+    (loop,) = traced_loops(
         lambda h, xs: jax.lax.scan(lambda h, x: (jnp.tanh(h @ W + x), h), h, xs),
         jnp.ones((2, 4, H)),
         jnp.ones((3, 2, 4, H)),
     )
-    assert canonical(loop, devices=2)[1] == []
-    assert [v.aval.shape for v in canonical(loop)[0].carry] == [(8, H)]
+    assert canonical_form(loop, devices=2)[1] == []
+    assert [v.aval.shape for v in canonical_form(loop)[0].carry] == [(8, H)]
 
 
 def test_unpacked_carries_share_values():

@@ -13,7 +13,7 @@ import jrnn
 from jrnn.errors import ScanError
 from jrnn.loops.costs import compilation
 from jrnn.loops.costs.estimates import Estimate
-from jrnn.loops.strategies.candidates import Candidate, Choice
+from jrnn.loops.plan import Candidate
 
 T, N, K = 16_000, 8, 64
 XS = jnp.ones(T)
@@ -75,8 +75,9 @@ def test_explain_says_from_how_many_calls_on_a_plan_pays(added, saved, text):
     chosen, reference = (
         Candidate("", Estimate(seconds, 0), None) for seconds in (1e-3, 1e-3 + saved)
     )
-    choice = Choice(replace(chosen, strategy="unrolled"), ((reference, "slower"),))
-    plan = replace(plan, added_compile_seconds=added, choice=choice)
+    chosen = replace(chosen, strategy="unrolled")
+    rejected = ((reference, "slower"),)
+    plan = replace(plan, added_compile_seconds=added, chosen=chosen, rejected=rejected)
     assert plan.compilation == text
     assert (f"  {text}\n" in plan.text()) == bool(text)
     if saved and text:
@@ -108,9 +109,7 @@ def test_a_strategy_that_compiles_longer_than_the_budget_is_refused():
     assert "not unrolled: it compiles about 0." in str(
         explained
     ) and "more than compile_budget=0.01" in str(explained)
-    assert any(
-        c.strategy == "unrolled" and "compile_budget" in why for c, why in plan.choice.others
-    )
+    assert any(c.strategy == "unrolled" and "compile_budget" in why for c, why in plan.rejected)
     assert plans(cascade, XS, compile_budget=10).loops[0].strategy == "unrolled"
     assert (
         plans(cascade, XS, compile_budget=0.01, executor="unrolled").loops[0].strategy == "lax.scan"
@@ -154,7 +153,7 @@ def test_nothing_is_estimated_where_nobody_asks(monkeypatch):
     def refuse(*args):
         raise AssertionError("an estimate costs a trace")
 
-    monkeypatch.setattr("jrnn.loops.strategies.plan.added_seconds", refuse)
+    monkeypatch.setattr("jrnn.loops.plan.added_seconds", refuse)
     jax.clear_caches()
     jax.jit(jrnn.optimize_scans(cascade)).lower(XS)
 
@@ -163,7 +162,7 @@ def test_a_plan_that_cannot_be_traced_has_no_estimate_and_no_budget_fits(monkeyp
     def fail(*args):
         raise NameError("unbound axis name")
 
-    monkeypatch.setattr("jrnn.loops.strategies.plan.added_seconds", fail)
+    monkeypatch.setattr("jrnn.loops.plan.added_seconds", fail)
     jax.clear_caches()
     (plan,) = plans(cascade, XS).loops
     assert (

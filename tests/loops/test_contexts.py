@@ -18,10 +18,10 @@ import jrnn
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.loops import scan
+from jrnn.loops.compile import ON_CPU
 from jrnn.loops.costs.estimates import Estimate
-from jrnn.loops.rules import tracing
-from jrnn.loops.strategies import Candidate, Strategy
-from jrnn.loops.strategies.table import STRATEGIES
+from jrnn.loops.plan import Candidate
+from jrnn.loops.wrappers import tracing
 
 XS, H0 = jnp.linspace(-1, 1, 24).reshape(4, 2, 3), jnp.ones((2, 3))
 
@@ -236,8 +236,8 @@ def test_a_plan_that_cannot_be_lowered_leaves_the_loop_with_the_reason(monkeypat
         def run(self, *args):
             raise NotImplementedError("no such operation")
 
-    broken = Strategy("scan", lambda problem: [Candidate("everything", Estimate(0.0, 0), Broken())])
-    monkeypatch.setitem(STRATEGIES, "scan", broken)
+    broken = Candidate("everything", Estimate(0.0, 0), Broken(), strategy="scan")
+    monkeypatch.setitem(ON_CPU, "scan", lambda context: [broken])
     fn = jax.jit(lambda xs: scan(bent, H0, xs)[0])
     with jrnn.loops.ir.strict_passes(False):
         (explained,) = jrnn.explain(fn, XS).loops
@@ -271,8 +271,8 @@ def test_a_plan_that_is_lowered_in_part_leaves_nothing_behind(monkeypatch, half)
         def run(self, consts, init, xs, length):
             return [half(jax.jit(jnp.cosh)(init[0]))], [xs[0]]
 
-    broken = Strategy("scan", lambda problem: [Candidate("everything", Estimate(0.0, 0), Broken())])
-    monkeypatch.setitem(STRATEGIES, "scan", broken)
+    broken = Candidate("everything", Estimate(0.0, 0), Broken(), strategy="scan")
+    monkeypatch.setitem(ON_CPU, "scan", lambda context: [broken])
 
     def twice(loop, xs):
         def outer(c, _):

@@ -14,12 +14,12 @@ from plans_of import scan_plans
 
 from jrnn import plain_scans
 from jrnn.errors import ScanError
-from jrnn.loops import scan
+from jrnn.loops import install, scan
 from jrnn.loops.affine import associative
-from jrnn.loops.ir import ScanParams, tag
+from jrnn.loops.compile import compile_loop, plans_in
+from jrnn.loops.ir import ScanParams, tag, traced_loops
 from jrnn.loops.passes import split
-from jrnn.loops.rules import lowering
-from jrnn.loops.strategies import Target, chooser
+from jrnn.loops.plan import Target
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 
@@ -38,9 +38,10 @@ def mingru_step(p):
 @pytest.fixture(params=["cpu", "tpu"])
 def solver(request, monkeypatch):
     """Plans for each target: on a CPU a loop of multiplications and additions stays, elsewhere there are rounds."""
-    lowered = chooser.lowered
     monkeypatch.setattr(
-        chooser, "lowered", lambda scan, _, *tag: lowered(scan, Target(request.param), *tag)
+        install,
+        "compile_loop",
+        lambda scan, _, *tag: compile_loop(scan, Target(request.param), *tag),
     )
 
 
@@ -179,7 +180,7 @@ def test_accelerators_keep_the_order_of_sums_that_the_user_wrote(platform):
         )
 
     def plans(fn):
-        return lowering.plans_in(jax.make_jaxpr(fn)(jnp.float32(1), big).jaxpr, Target(platform))
+        return plans_in(jax.make_jaxpr(fn)(jnp.float32(1), big).jaxpr, Target(platform))
 
     (forward,) = plans(total)
     assert forward.strategy != "associative" and not forward.accumulated
@@ -200,9 +201,7 @@ def test_accelerators_solve_gradients_of_affine_steps_that_need_no_more_memory_a
     def chosen(step, platform="cuda", **keywords):
         run = functools.partial(scan, step, **keywords)
         closed = jax.make_jaxpr(jax.grad(lambda h, xs: jnp.sum(run(h, jnp.tanh(xs))[0])))(h, xs)
-        forward, *_, reverse = [
-            plan.strategy for plan in lowering.plans_in(closed.jaxpr, Target(platform))
-        ]
+        forward, *_, reverse = [plan.strategy for plan in plans_in(closed.jaxpr, Target(platform))]
         return forward, reverse
 
     assert chosen(lambda h, x: (jnp.tanh(x) * h + x, h)) == ("scan", "associative")
@@ -236,12 +235,12 @@ def test_accelerators_solve_gradients_of_affine_steps_that_need_no_more_memory_a
 )
 def test_accelerators_solve_by_rounds_where_no_product_of_factors_can_overflow(step, bounded):
     xs = jnp.ones((100, N, H))
-    (loop,) = lowering.steps_of(lambda xs: scan(step, xs[0], xs), xs)
+    (loop,) = traced_loops(lambda xs: scan(step, xs[0], xs), xs)
     assert associative.is_bounded(split(loop).core) == bounded
     of_a_gradient = tag.Provenance(written_reverse=not loop.reverse)
     params, tpu = ScanParams.of_loop(loop), Target("tpu")
-    assert chooser.lowered(params, tpu, tag.Options()).strategy == "scan"
-    assert chooser.lowered(params, tpu, tag.Options(), of_a_gradient).strategy == (
+    assert compile_loop(params, tpu, tag.Options()).strategy == "scan"
+    assert compile_loop(params, tpu, tag.Options(), of_a_gradient).strategy == (
         "associative" if bounded else "scan"
     )
 

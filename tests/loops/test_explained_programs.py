@@ -33,7 +33,7 @@ def in_a_thread(fn):
     return results[0]
 
 
-def loops_of(fn, *args):
+def traced_loops(fn, *args):
     return len(jrnn.explain(fn, *args).loops)
 
 
@@ -111,7 +111,7 @@ def test_equal_loops_are_counted_and_a_context_that_was_left_hears_nothing():
         jax.jit(lambda xs: jax.lax.scan(lambda c, x: (c + x, None), 0.0, xs)[0]).lower(jnp.ones(4))
     assert len(explained.loops) == 2
     with jrnn.explain() as empty:
-        loops_of(total, XS)
+        traced_loops(total, XS)
     assert empty.loops == () and "optimize_scans(everywhere=True)" in str(empty)
     with pytest.raises(TypeError, match="as a context it has no arguments"):
         jrnn.explain(xs=XS)
@@ -120,29 +120,29 @@ def test_equal_loops_are_counted_and_a_context_that_was_left_hears_nothing():
 def test_the_log(caplog):
     with caplog.at_level(logging.DEBUG, "jrnn.loops"), jrnn.optimize_scans():
         jax.jit(lambda xs: jax.lax.scan(lambda c, x: (c - x, None), 0.0, xs)[0]).lower(jnp.ones(3))
-        assert loops_of(total, XS) == 1
+        assert traced_loops(total, XS) == 1
     (line,) = caplog.messages  # `explain` lowers what does not run
     assert Path(__file__).name in line and ": forward loop of 3 steps on cpu: lax.scan\n" in line
     assert "\n  it takes less time" in line
 
 
 def test_the_mark_of_a_process_holds_in_its_threads():
-    assert loops_of(total, XS) == 0
+    assert traced_loops(total, XS) == 0
     with jrnn.optimize_scans(everywhere=True, memory=2.5):
-        assert loops_of(total, XS) == in_a_thread(lambda: loops_of(total, XS)) == 1
+        assert traced_loops(total, XS) == in_a_thread(lambda: traced_loops(total, XS)) == 1
 
         def plain(xs):
             with jrnn.plain_scans():
                 return total(xs)
 
         assert (
-            loops_of(plain, XS)
-            == loops_of(jax.grad(plain), XS)
-            == loops_of(jax.grad(jax.jit(plain)), XS)
+            traced_loops(plain, XS)
+            == traced_loops(jax.grad(plain), XS)
+            == traced_loops(jax.grad(jax.jit(plain)), XS)
             == 0
         )
         with jrnn.optimize_scans(everywhere=True, executor="scan"), jrnn.plain_scans():
-            assert loops_of(total, XS) == 0
+            assert traced_loops(total, XS) == 0
         options = [
             eqn.ctx.xla_metadata
             for eqn in jax.make_jaxpr(total)(XS).eqns
@@ -151,7 +151,7 @@ def test_the_mark_of_a_process_holds_in_its_threads():
         assert jrnn.loops.ir.tag.tag_in(options[0]).options.memory == 2.5, (
             "that of the outer block again"
         )
-    assert loops_of(total, XS) == in_a_thread(lambda: loops_of(total, XS)) == 0
+    assert traced_loops(total, XS) == in_a_thread(lambda: traced_loops(total, XS)) == 0
 
 
 def test_marks_of_a_process_end_in_any_order():
@@ -187,9 +187,13 @@ def test_a_context_can_be_entered_again_and_decorates_each_call():
     context = jrnn.optimize_scans()
     for _ in range(2):
         with context:
-            assert loops_of(total, XS) == 1
+            assert traced_loops(total, XS) == 1
     marked = context(total)
-    assert marked.__name__ == "total" and loops_of(marked, XS) == 1 and loops_of(total, XS) == 0
+    assert (
+        marked.__name__ == "total"
+        and traced_loops(marked, XS) == 1
+        and traced_loops(total, XS) == 0
+    )
 
 
 PROGRAM = """

@@ -19,12 +19,12 @@ from jrnn import jaxprs, nn
 from jrnn.bench import steps
 from jrnn.bench.sizes import Size
 from jrnn.jaxprs import primitives
-from jrnn.loops import scan
+from jrnn.loops import install, scan
+from jrnn.loops.compile import compile_loop, plans_in
 from jrnn.loops.ir import Loop
 from jrnn.loops.passes.one_kernel import one_kernel_per_stage
 from jrnn.loops.passes.packed import pack_stacks
-from jrnn.loops.rules import lowering
-from jrnn.loops.strategies import Target, chooser
+from jrnn.loops.plan import Target
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 
@@ -47,7 +47,7 @@ def loops_for(target, cell, size=SIZE):
     closed = jax.make_jaxpr(jax.grad(loss_of(scan, cell, size), argnums=(0, 1)))(
         *steps.inputs(cell, size)
     )
-    plans = lowering.plans_in(closed.jaxpr, target)
+    plans = plans_in(closed.jaxpr, target)
     assert [plan.strategy for plan in plans] == ["scan", "scan"]
     return [plan.node.inner for plan in plans]
 
@@ -60,10 +60,13 @@ def given_to_xla(node):
 @pytest.fixture
 def for_cuda(monkeypatch):
     """Plans for CUDA, lowered for this machine's default device."""
-    seen, lowered = [], chooser.lowered
-    monkeypatch.setattr(
-        chooser, "lowered", lambda scan, _, *tag: seen.append(scan) or lowered(scan, CUDA, *tag)
-    )
+    seen = []
+
+    def compiled(scan, _, *tag):
+        seen.append(scan)
+        return compile_loop(scan, CUDA, *tag)
+
+    monkeypatch.setattr(install, "compile_loop", compiled)
     return seen
 
 
@@ -115,10 +118,7 @@ def test_two_directions_share_the_products_of_one_loop(kind, for_cuda):
 
     merged = jax.jit(gradient(True))(weights, x)
     assert len(for_cuda) == 2, "one loop forward and one in reverse"
-    plans = [
-        plan.node
-        for plan in lowering.plans_in(jax.make_jaxpr(gradient(True))(weights, x).jaxpr, CUDA)
-    ]
+    plans = [plan.node for plan in plans_in(jax.make_jaxpr(gradient(True))(weights, x).jaxpr, CUDA)]
     for loop in map(given_to_xla, plans):
         (product,) = [e for e in loop.eqns if primitives.is_contraction(e)]
         assert 2 in product.outvars[0].aval.shape[:-2]
@@ -139,7 +139,7 @@ def test_divided_programs_join_nothing():
     """Arrays that are divided among devices along the joined axis would have to move."""
     for staged in loops_for(Target("cuda", devices=8), "lstm"):
         names = {e.primitive.name for e in staged.inner.fission.loop.eqns}
-        assert "concatenate" not in names or staged.conversion.stacked == ()
+        assert "concatenate" not in names or staged.adapter.stacked == ()
         assert len(given_to_xla(staged).ys) == len(staged.inner.fission.core.ys)
 
 

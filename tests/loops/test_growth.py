@@ -16,8 +16,8 @@ import pytest
 
 import jrnn
 from jrnn.errors import ScanError
+from jrnn.loops.compile import ON_CPU
 from jrnn.loops.ir import strict_passes
-from jrnn.loops.strategies.table import STRATEGIES
 
 pytestmark = pytest.mark.skipif(
     sys.version_info < (3, 12), reason="calls are counted by sys.monitoring"
@@ -263,7 +263,7 @@ def test_long_chains_need_no_deep_stack(gradient):
         calls_of(run)
 
 
-@pytest.mark.parametrize("executor", STRATEGIES)
+@pytest.mark.parametrize("executor", ["chunks", *ON_CPU, "newton"])
 @pytest.mark.parametrize("family", [euler, newton], ids=lambda family: family.__name__)
 @pytest.mark.exhaustive
 def test_every_executor(family, executor):

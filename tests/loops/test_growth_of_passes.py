@@ -17,13 +17,13 @@ import jrnn
 from jrnn.jaxprs import axes, carry_groups
 from jrnn.loops.affine import associative
 from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.ir import traced_loops
 from jrnn.loops.kernels.native.operations import Operation
 from jrnn.loops.kernels.native.stages import schedule
 from jrnn.loops.kernels.native.views import Array, View
 from jrnn.loops.passes import compose_views, gates, pads_to_concatenate, split
 from jrnn.loops.passes.canonical.shared_operands import join_products
 from jrnn.loops.passes.one_kernel import one_kernel_per_stage
-from jrnn.loops.rules.lowering import steps_of
 from jrnn.loops.segments.starts import stages
 
 pytestmark = pytest.mark.skipif(
@@ -70,7 +70,7 @@ def loop_of(step, init, xs, reverse=False):
     def gradient(init, xs):
         return jax.vjp(run, init, xs)[1](jnp.ones((8, H)))
 
-    return steps_of(gradient if reverse else run, init, xs)[-1]
+    return traced_loops(gradient if reverse else run, init, xs)[-1]
 
 
 def vectors(n):

@@ -36,7 +36,7 @@ def gru_loss(which, p, x):
 CELLS = {"lstm": (lstm_loss, 4), "gru": (gru_loss, 3)}
 
 
-def loops_of(which, cell, steps=T):
+def traced_loops(which, cell, steps=T):
     """`(whole text, text of each loop's body)` of the compiled gradient, forward loop first."""
     loss, gates = CELLS[cell]
     p, x = parameters(gates, steps)
@@ -67,9 +67,9 @@ def stacked(body):
 @pytest.mark.exhaustive("gru")
 @pytest.mark.parametrize("cell", CELLS)
 def test_one_contraction_in_each_loop(cell):
-    _, bodies = loops_of(scan, cell)
+    _, bodies = traced_loops(scan, cell)
     assert [contractions(body) for body in bodies] == [1, 1]
-    _, plain = loops_of(jax.lax.scan, cell)
+    _, plain = traced_loops(jax.lax.scan, cell)
     assert sum(map(contractions, plain)) > 2, (
         "the count would not see a contraction that was left in"
     )
@@ -78,7 +78,7 @@ def test_one_contraction_in_each_loop(cell):
 @pytest.mark.parametrize("cell, stores", [("lstm", 6), ("gru", 5)])
 def test_the_forward_loop_stacks_what_a_cell_needs(cell, stores):
     """h and the gates; for the LSTM also c, for the GRU also the state's part of the candidate: [N, H] each."""
-    _, (forward, reverse) = loops_of(scan, cell)
+    _, (forward, reverse) = traced_loops(scan, cell)
     assert sum(int(shape.split(",")[-1]) for shape in stacked(forward)) == stores * H
     # The reverse loop stacks the cotangents of the pre-activations: the GRU has two sets, for x and for h.
     columns = [int(shape.split(",")[-1]) for shape in stacked(reverse)]
@@ -87,7 +87,7 @@ def test_the_forward_loop_stacks_what_a_cell_needs(cell, stores):
 
 @pytest.mark.parametrize("cell, gates", [("lstm", 4), ("gru", 3)])
 def test_no_weight_is_carried_or_stacked(cell, gates):
-    text, (_, reverse) = loops_of(scan, cell)
+    text, (_, reverse) = traced_loops(scan, cell)
     assert f"f32[{T},{H},{gates * H}]" not in text and f"f32[{T},{gates * H},{H}]" not in text
     root = re.search(r"ROOT [^\n]*tuple\([^\n]*", reverse).group()
     carried = re.findall(r"f32\[3,7\]", root.split(" tuple(")[0])
@@ -124,7 +124,7 @@ def test_the_gradient_of_a_weight_copies_the_smaller_operand(columns):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_program_is_as_long_for_many_steps(cell):
-    few, many = (loops_of(scan, cell, steps)[0].count("\n") for steps in (10, 10_000))
+    few, many = (traced_loops(scan, cell, steps)[0].count("\n") for steps in (10, 10_000))
     assert abs(many - few) <= 0.05 * few
 
 

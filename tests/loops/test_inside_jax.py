@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
+from jrnn import jaxprs
+from jrnn.loops import compile as compiling
 from jrnn.loops import scan
-from jrnn.loops.rules import lowering
-from jrnn.loops.strategies import chooser
+from jrnn.loops.ir import Tag, tag
 
 
 def step_that_raises(carry, x):
@@ -129,20 +130,20 @@ def test_the_mark_is_of_the_loop_and_not_of_those_in_its_step():
             jnp.ones((3, 4))
         ).jaxpr
         marks = [
-            lowering.tag.tag_in(e.ctx.xla_metadata)
-            for e in lowering.jaxprs.all_equations(jaxpr)
+            tag.tag_in(e.ctx.xla_metadata)
+            for e in jaxprs.all_equations(jaxpr)
             if e.primitive.name == "scan"
         ]
         return [mark is not None for mark in marks]
 
     assert loops(scan) == [True, False]
-    with lowering.tag.tagged(lowering.Tag()):  # as `optimize_scans` does
+    with tag.tagged(Tag()):  # as `optimize_scans` does
         assert loops(jax.lax.scan) == loops(scan) == [True, True]
 
 
 def test_clear_caches_forgets_plans():
     jax.jit(lambda xs: scan(lambda c, x: (jnp.tanh(c + x), c), xs[0], xs)).lower(jnp.ones((4, 3)))
-    plans = chooser._lowered.cache_info
+    plans = compiling.compile_loop.cache_info
     assert plans().currsize
     jax.clear_caches()
     assert not plans().currsize

@@ -15,11 +15,10 @@ from plans_of import plans_of, scan_plans
 
 import jrnn
 from jrnn.errors import ScanError
+from jrnn.jaxprs.jax_internals import scan_p
 from jrnn.loops import scan
-from jrnn.loops.ir import observers, strict_passes
-from jrnn.loops.rules import lowering
-from jrnn.loops.strategies import Strategy
-from jrnn.loops.strategies.table import STRATEGIES
+from jrnn.loops.compile import ON_CPU
+from jrnn.loops.ir import observers, strict_passes, traced_loops
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 
@@ -41,13 +40,13 @@ def train(which, w, step=None):
 
 
 def test_the_rules_are_in_place():
-    """The private names of JAX that `rules` use exist on this version, and hold its rules."""
+    """The private names of JAX that `install` uses exist on this version, and hold its rules."""
     from jax._src.interpreters import ad, mlir
     from jax._src.xla_metadata_lib import current_xla_metadata
 
     for table in (ad.primitive_jvps, ad.primitive_linearizations):
-        assert table[lowering.scan_p].__wrapped__ is not None
-    assert lowering.scan_p in mlir._platform_specific_lowerings["cpu"]
+        assert table[scan_p].__wrapped__ is not None
+    assert scan_p in mlir._platform_specific_lowerings["cpu"]
     assert current_xla_metadata() is None
 
 
@@ -86,10 +85,10 @@ def test_an_error_in_a_pass_leaves_the_loop_to_jax(monkeypatch, caplog):
     """It is one warning, however many loops it is of."""
     monkeypatch.setattr(observers, "_logged", set())
 
-    def broken(problem):
+    def broken(context):
         raise KeyError("a mistake of ours")
 
-    monkeypatch.setitem(STRATEGIES, "scan", Strategy("scan", broken))
+    monkeypatch.setitem(ON_CPU, "scan", broken)
     with strict_passes(False):
         plan = scan_plans(rnn, H0, XS[:3]).forward[0]
         assert plan.strategy == "lax.scan" and "a mistake of ours" in str(plan)
@@ -290,7 +289,7 @@ def test_verify_finds_what_is_not_a_loop():
     p = jax.tree.map(
         jnp.asarray, draw(0, wx=(D, 4 * H), wh=(H, 4 * H), b=(1, 4 * H), h0=(N, H), x=(T, N, D))
     )
-    (loop,) = lowering.steps_of(lambda x: scan(lstm_step(p), (p["h0"], p["h0"]), x), p["x"])
+    (loop,) = traced_loops(lambda x: scan(lstm_step(p), (p["h0"], p["h0"]), x), p["x"])
     assert loop.verify() is loop
 
     def changed(**fields):

@@ -13,15 +13,17 @@ from plans_of import scan_plans
 import jrnn
 from jrnn import jaxprs
 from jrnn.loops.affine.terms import Factor, Term
-from jrnn.loops.chunks.chunked import chunkwise
+from jrnn.loops.chunks.chunked import Chunkwise, chunkwise
 from jrnn.loops.chunks.control_flow import expand_control
 from jrnn.loops.chunks.labeled import variables
+from jrnn.loops.compile import chunks_may_pay
 from jrnn.loops.ir import Loop, ScanParams, observers
-from jrnn.loops.passes.canonical import with_plain_carries
-from jrnn.loops.strategies import chunks
-from jrnn.loops.strategies.chunks import may_pay, propose
+from jrnn.loops.strategies.try_chunks import plain_form
 
 pytestmark = pytest.mark.usefixtures("rewritten", "in_chunks_always")
+
+
+ESTIMATE = Chunkwise.estimate
 
 
 def problem(step, T, dtype, strong=False, K=4, V=4):
@@ -87,9 +89,7 @@ def test_a_step_is_recognized_however_it_is_written(step):
     )
     inputs, outs, consts = program.invars, program.outvars, program.constvars
     parts = inputs[:count], inputs[count:], outs[:count], outs[count:]
-    loop, _ = with_plain_carries(
-        Loop(program.eqns, consts, *parts, length=64, reverse=False, unroll=1)
-    )
+    loop, _ = plain_form(Loop(program.eqns, consts, *parts, length=64, reverse=False, unroll=1))
     node = chunkwise(loop, dict(zip(loop.consts, program.consts)))
     assert [stage for stage in node.stages if stage.forms]
 
@@ -343,9 +343,9 @@ def test_which_loops_pay():
         )(init, {k: v[0] for k, v in xs.items()})
         return ScanParams(step, 0, 1, T, False)
 
-    assert may_pay(scan_of(64, 256))
-    assert not may_pay(scan_of(64, 64))
-    assert not may_pay(scan_of(16, 256))
+    assert chunks_may_pay(scan_of(64, 256))
+    assert not chunks_may_pay(scan_of(64, 64))
+    assert not chunks_may_pay(scan_of(16, 256))
 
 
 def chosen(T, K, **options):
@@ -364,10 +364,10 @@ def chosen(T, K, **options):
 
 
 def test_the_cost_model_chooses_between_chunks_and_steps(monkeypatch):
-    monkeypatch.setattr(chunks, "propose", propose)
+    monkeypatch.setattr(Chunkwise, "estimate", ESTIMATE)
     plan, _ = chosen(1024, 64)
-    (other, reason), mine = plan.choice.others[0], plan.choice.chosen.estimate
-    assert (plan.choice.chosen.label, other.label, reason) == ("in chunks", "lax.scan", "slower")
+    (other, reason), mine = plan.rejected[0], plan.chosen.estimate
+    assert (plan.chosen.label, other.label, reason) == ("in chunks", "lax.scan", "slower")
     assert mine.memory < 0.06 * other.estimate.memory
     assert mine.seconds < 0.5 * other.estimate.seconds
     plan, notes = chosen(256, 16)

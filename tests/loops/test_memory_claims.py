@@ -115,10 +115,10 @@ def test_a_plan_needs_no_more_memory_than_it_claims(suite, name, mode):
     fn, args = SUITES[suite][0](name, mode)
     for plan in jrnn.explain(fn, *args).loops:
         if (
-            plan.choice is not None and plan.strategy != "chunks"
+            plan.chosen is not None and plan.strategy != "chunks"
         ):  # whose plan claims what a train step needs
             run, types = alone(plan)
-            claimed, measured = plan.choice.chosen.estimate.memory, temporary_bytes(run, *types)
+            claimed, measured = plan.chosen.estimate.memory, temporary_bytes(run, *types)
             assert measured <= 1.25 * claimed + SMALL, (str(plan), measured)
 
 
@@ -133,9 +133,9 @@ def test_a_strategy_that_is_asked_for_is_within_the_option_memory():
         return jrnn.explain(total, jnp.ones((64, 256)), jnp.ones((200, 32, 64))).loops[0]
 
     free = plan(None)
-    assert free.strategy == "associative" and free.choice.chosen.estimate.memory > 2e6
+    assert free.strategy == "associative" and free.chosen.estimate.memory > 2e6
     bound = plan(0.5)
-    assert bound.strategy != "associative" and bound.choice.chosen.estimate.memory < 2e6
+    assert bound.strategy != "associative" and bound.chosen.estimate.memory < 2e6
     (note,) = (note for note in bound.notes if note.startswith("not associative"))
     assert "it needs 6." in note and "memory=0.5 allows 1." in note, note
 

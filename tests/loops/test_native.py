@@ -25,14 +25,14 @@ from plans_of import scan_plans
 from jrnn import nn
 from jrnn.errors import ScanError
 from jrnn.loops import scan
-from jrnn.loops.ir import Options, Refused, ScanParams, observers
+from jrnn.loops.compile import compile_loop
+from jrnn.loops.ir import Options, Refused, ScanParams, observers, traced_loops
 from jrnn.loops.kernels.native import library
 from jrnn.loops.kernels.native import program as programs
 from jrnn.loops.kernels.native.runner import native_node
 from jrnn.loops.kernels.native.sums import contract
 from jrnn.loops.kernels.native.views import Array, View, collapsed, dense
-from jrnn.loops.rules import lowering
-from jrnn.loops.strategies import Target, chooser
+from jrnn.loops.plan import Target
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 
@@ -198,7 +198,7 @@ def test_masks_agree(options):
 @pytest.mark.parametrize("rows", [1, 2, 6, 13])
 def test_every_instruction_set_and_number_of_threads_computes_the_same_rows(rows):
     p = weights(x=(T, rows, D), h0=(rows, H), c0=(rows, H))
-    (loop,) = lowering.steps_of(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
+    (loop,) = traced_loops(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
     runner = native_node(loop)
     args = [[p[k] for k in ("wx", "wh", "b")], [p["h0"], p["c0"]], [p["x"]]]
     args[0] = [next(v for v in args[0] if v.shape == c.aval.shape) for c in loop.consts]
@@ -240,7 +240,7 @@ def test_functions_are_within_two_units_in_the_last_place(level, request):
 
     size = min(x.size, 2**22)
     zeros = jnp.zeros((size, 1))
-    (loop,) = lowering.steps_of(lambda x: jax.lax.scan(step, zeros, x), jnp.zeros((1, size, 1)))
+    (loop,) = traced_loops(lambda x: jax.lax.scan(step, zeros, x), jnp.zeros((1, size, 1)))
     runner = replace(native_node(loop), level=level)
     compiled = jax.jit(lambda x: runner.run([], [zeros], [x], 1)[1])
     with np.errstate(all="ignore"):
@@ -386,13 +386,13 @@ def test_the_default_is_the_kernel_where_it_is_estimated_to_win(default):
     assert default(few)[0] == "native", "matrices of 2 MB, packed for 20 steps"
     assert "native" not in default(p, executor="scan")
     assert "native" not in default(weights(x=(2, N, D))), "a call for two steps"
-    (loop,) = lowering.steps_of(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
+    (loop,) = traced_loops(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
     for options, executor in (
         ({}, "native"),
         ({"devices": 2}, "lax.scan"),
         ({"exported": True}, "lax.scan"),
     ):
-        plan = chooser.lowered(ScanParams.of_loop(loop), Target("cpu", **options), Options())
+        plan = compile_loop(ScanParams.of_loop(loop), Target("cpu", **options), Options())
         assert plan.strategy == executor
 
 
@@ -440,7 +440,7 @@ def test_matrices_are_packed_from_either_layout(width, depth, dtype, x64):
 
     def ran(turned, matrix, level):
         step = lambda h, x: (h + x, (h + x) @ (matrix.T if turned else matrix))  # noqa: E731
-        (loop,) = lowering.steps_of(lambda h, x: jax.lax.scan(step, h, x), h, x)
+        (loop,) = traced_loops(lambda h, x: jax.lax.scan(step, h, x), h, x)
         runner = replace(native_node(loop), level=level)
         return jax.jit(functools.partial(runner.run, length=T))([matrix], [h], [x])
 
@@ -463,7 +463,7 @@ def test_transposed_matrices_are_packed_as_they_are(rows, default):
 @built
 def test_a_transposed_matrix_that_is_no_product_is_transposed_once():
     p = weights(h0=(N, H), x=(T, N, H), m=(H, N))
-    (loop,) = lowering.steps_of(
+    (loop,) = traced_loops(
         lambda p: jax.lax.scan(lambda h, x: (jnp.tanh(h * p["m"].T + x), h), p["h0"], p["x"]), p
     )
     program = native_node(loop).program
@@ -583,7 +583,7 @@ def test_importing_jrnn_does_not_load_it():
 def test_a_program_does_not_leave_its_arrays():
     """The sizes of all arrays are checked when the program is written."""
     p = weights()
-    (loop,) = lowering.steps_of(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
+    (loop,) = traced_loops(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
     program = programs.program_of(loop)
     assert (
         program.rows == N

@@ -21,9 +21,9 @@ from jrnn.bench.sizes import Size
 from jrnn.jaxprs import all_equations
 from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS
 from jrnn.loops import scan
+from jrnn.loops.derivatives import checkpointed
 from jrnn.loops.ir import observers, strict_passes
 from jrnn.loops.kernels.native import library
-from jrnn.loops.rules import pieces
 
 SIZE = Size.parse("64x32x64x256")
 CHECKPOINTED = "a checkpointed step"
@@ -96,7 +96,7 @@ def test_a_policy_decides_what_is_computed_again(policy, size, length):
 
 @pytest.mark.parametrize("count, reverse", [(1, False), (3, False), (3, True), (4, True)])
 def test_gradients_are_those_of_lax_scan(count, reverse, monkeypatch, x64):
-    monkeypatch.setattr(pieces, "_count_pieces", lambda *_: count)
+    monkeypatch.setattr(checkpointed, "_count_segments", lambda *_: count)
     rng = np.random.default_rng(0)
     w, xs = jnp.asarray(0.2 * rng.normal(size=(4, 8))), jnp.asarray(rng.normal(size=(11, 3, 4)))
 
@@ -122,7 +122,7 @@ def test_gradients_are_those_of_lax_scan(count, reverse, monkeypatch, x64):
 def test_other_steps_are_left_alone(kind, monkeypatch):
     """A policy that JAX alone can obey, a step with control flow, and one that the caller's option is about."""
     counted = []
-    monkeypatch.setattr(pieces, "_tagged", lambda *args: counted.append(args))
+    monkeypatch.setattr(checkpointed, "_tagged", lambda *args: counted.append(args))
     w = jnp.ones((256, 256))
 
     def step(h, x):

@@ -13,9 +13,9 @@ from jrnn.jaxprs.axes import aligned
 from jrnn.jaxprs.primitives.table import TABLE, Row
 from jrnn.jaxprs.ranges import largest_size
 from jrnn.loops import scan
+from jrnn.loops.compile import canonical_form
 from jrnn.loops.costs.equation_costs import element_seconds, is_call
 from jrnn.loops.explanations.explain import explain
-from jrnn.loops.passes.canonical import canonical
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 
@@ -100,7 +100,7 @@ def test_it_leaves_a_loop_and_its_axes_get_their_canonical_form(row):
         (plan,) = explain(run, *args).loops
         assert plan.contractions == 0
         forms = [
-            [str(eqn.outvars[0].aval.shape) for eqn in canonical(p.loop)[0].eqns]
+            [str(eqn.outvars[0].aval.shape) for eqn in canonical_form(p.loop)[0].eqns]
             for p in (plan, plain)
         ]
         assert forms[0] == forms[1] == 4 * [str((N, H))]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn.loops.passes.canonical import canonical
+from jrnn.loops.compile import canonical_form
+from jrnn.loops.ir import traced_loops
 from jrnn.loops.passes.canonical.random_keys import HoistedKeys
-from jrnn.loops.rules import lowering
-from jrnn.loops.strategies import Steps, converted
+from jrnn.loops.strategies.nodes import Steps, adapted
 
 N, H, T = 8, 32, 6
 W = jnp.linspace(-0.3, 0.3, H * H).reshape(H, H)
@@ -74,8 +74,8 @@ def words(tree):
 @pytest.mark.parametrize("step", STARTS, ids=lambda step: step.__name__)
 def test_keys_leave_the_carry_with_the_same_bits(step, reverse):
     run = lambda *given: jax.lax.scan(step, *given, reverse=reverse)  # noqa: E731
-    (loop,) = lowering.steps_of(run, STARTS[step], XS)
-    form, conversions = canonical(loop, hoist_keys=True)
+    (loop,) = traced_loops(run, STARTS[step], XS)
+    form, conversions = canonical_form(loop, hoists_keys=True)
     keys = [c.key_loop for c in conversions if isinstance(c, HoistedKeys)]
     if step is of_state:
         assert not keys and len(form.carry) == 2
@@ -84,7 +84,7 @@ def test_keys_leave_the_carry_with_the_same_bits(step, reverse):
     assert len(keys[0].carry) == (2 if step is two else 1)
     given = [W, *jax.tree.leaves(STARTS[step])]
     assert [v.aval.shape for v in loop.consts] == [W.shape]
-    node = converted(Steps(form.verify()), conversions)
+    node = adapted(Steps(form.verify()), conversions)
     ours, theirs = (
         jax.jit(lambda *a, run=run: run(*a, T))(given[:1], given[1:], [XS])
         for run in (node.run, loop.run)

@@ -9,9 +9,8 @@ import pytest
 from by_numpy import by_numpy
 
 from jrnn.loops import scan
-from jrnn.loops.passes.canonical import canonical
-from jrnn.loops.rules import lowering
-from jrnn.loops.strategies import Target
+from jrnn.loops.compile import canonical_form, plans_in
+from jrnn.loops.plan import Target
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 
@@ -81,9 +80,9 @@ def loss(step, which=scan):
     return of
 
 
-def loops_of(fn, *args):
-    plans = lowering.plans_in(jax.make_jaxpr(fn)(*args).jaxpr, Target("cpu"))
-    return [canonical(plan.loop)[0] for plan in plans]
+def traced_loops(fn, *args):
+    plans = plans_in(jax.make_jaxpr(fn)(*args).jaxpr, Target("cpu"))
+    return [canonical_form(plan.loop)[0] for plan in plans]
 
 
 def count(loop, name):
@@ -94,7 +93,7 @@ def count(loop, name):
 def test_products_with_one_operand_are_one(step, left):
     given = (A, B, C), XS
     for fn in (loss(step), jax.grad(loss(step), (0, 1))):
-        assert count(loops_of(fn, *given)[0], "dot_general") == left
+        assert count(traced_loops(fn, *given)[0], "dot_general") == left
     actual, wanted = (
         by_numpy(jax.value_and_grad(loss(step, which), (0, 1)))(*given)
         for which in (scan, jax.lax.scan)
@@ -106,7 +105,7 @@ def test_products_with_one_operand_are_one(step, left):
 
 def test_a_joined_product_has_one_in_the_reverse_loop():
     """Its cotangents are read together: by the gradients of x, of h and of both joined matrices."""
-    _, reverse = loops_of(jax.grad(loss(gates), (0, 1)), (A, B, C), XS)
+    _, reverse = traced_loops(jax.grad(loss(gates), (0, 1)), (A, B, C), XS)
     assert count(reverse, "dot_general") == 4
 
 
@@ -117,12 +116,12 @@ def test_a_product_for_outputs_is_not_joined():
         a, b, c = p
         return jnp.tanh(h @ a + x), h @ b
 
-    (loop,) = loops_of(loss(step), (A, B, C), XS)
+    (loop,) = traced_loops(loss(step), (A, B, C), XS)
     assert count(loop, "dot_general") == 2
 
 
 def test_few_steps_are_not_worth_copies_of_the_matrices():
-    (loop,) = loops_of(loss(gates), (A, B, C), XS[:4])
+    (loop,) = traced_loops(loss(gates), (A, B, C), XS[:4])
     assert count(loop, "dot_general") == 4
 
 
@@ -135,7 +134,7 @@ def test_what_is_computed_from_constants_is_differentiated_once():
         return lambda p: jnp.sum(which(lambda h, x: step(p, h, x), jnp.ones((N, H)), XS)[0])
 
     given = (A, B, C)
-    forward, reverse = loops_of(jax.grad(of(scan)), given)
+    forward, reverse = traced_loops(jax.grad(of(scan)), given)
     for loop in (forward, reverse):
         assert {e.primitive.name for e in loop.eqns}.isdisjoint(("exp", "logistic", "log1p", "neg"))
     actual, wanted = (
@@ -153,7 +152,7 @@ def test_the_reverse_loop_adds_up_no_more_gradients_than_constants():
     def mean(a):
         return jnp.sum(scan(lambda h, x: (a * h + (1 - a) * x, None), jnp.ones((N, H)), XS)[0])
 
-    _, reverse = loops_of(jax.grad(mean), jnp.float32(0.2))
+    _, reverse = traced_loops(jax.grad(mean), jnp.float32(0.2))
     assert [v.aval.shape for v in reverse.carry] == [(), (N, H)]
 
 
@@ -166,7 +165,7 @@ def test_gradients_of_a_cast_weight_are_added_in_its_own_type():
 
         return lambda a: jnp.sum(which(lambda h, x: step(h, x, a), jnp.ones((N, H)), XS)[0])
 
-    _, reverse = loops_of(jax.grad(of(scan)), A)
+    _, reverse = traced_loops(jax.grad(of(scan)), A)
     assert [v.aval.dtype for v in reverse.carry] == [jnp.float32, jnp.float32]
 
 

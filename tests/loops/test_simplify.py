@@ -9,8 +9,8 @@ import pytest
 
 from jrnn.jaxprs import jax_internals
 from jrnn.loops import scan
+from jrnn.loops.ir import traced_loops
 from jrnn.loops.passes import compose_views
-from jrnn.loops.rules.lowering import steps_of
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 
@@ -64,7 +64,7 @@ def test_results_and_gradients_stay(step):
 
 
 def primitives(step):
-    (loop,) = steps_of(lambda h, xs: scan(step, h, xs), H0, XS)
+    (loop,) = traced_loops(lambda h, xs: scan(step, h, xs), H0, XS)
     return [e.primitive.name for e in compose_views(loop).eqns]
 
 
@@ -74,7 +74,7 @@ def test_joined_gates_are_taken_from_where_they_come():
 
 
 def test_composed_views_are_not_traced_and_keep_their_lines(monkeypatch):
-    (loop,) = steps_of(lambda: jax.lax.scan(gates_joined, H0, XS))
+    (loop,) = traced_loops(lambda: jax.lax.scan(gates_joined, H0, XS))
     monkeypatch.setattr(jax_internals, "traced", None)
     changed = compose_views(loop)
     views = [e for e in changed.eqns if e.primitive.name in ("reshape", "slice")]
@@ -105,6 +105,8 @@ def test_a_reduction_to_the_precision_of_a_value_goes(dtype, bits, goes):
 
     with jax.enable_x64(True):
         h = jnp.ones((N, H), dtype)
-        (loop,) = steps_of(lambda *given: jax.lax.scan(step, *given), h, jnp.ones((4, N, H), dtype))
+        (loop,) = traced_loops(
+            lambda *given: jax.lax.scan(step, *given), h, jnp.ones((4, N, H), dtype)
+        )
         names = [eqn.primitive.name for eqn in compose_views(loop).eqns]
     assert ("reduce_precision" not in names) == goes

@@ -58,7 +58,7 @@ def test_slices_of_what_a_plan_computes_before_the_loop_are_arrays(monkeypatch):
         machines, "this_processor", lambda: machines.processor(64)
     )  # a loop is one kernel
     (plan,) = plans("gated", "plain", "forward")
-    assert plan.choice.chosen.label == "hoist"
+    assert plan.chosen.label == "hoist"
     node = plan.node
     while hasattr(node, "inner"):
         node = node.inner
@@ -76,7 +76,7 @@ def test_columns_become_rows_where_that_pays_for_their_transposition():
             return h, h
 
         (plan,) = plans_of(lambda w, xs: jrnn.scan(step, xs[0], xs), w, xs)
-        return plan.choice.chosen
+        return plan.chosen
 
     rows = chosen(lambda h: h @ w.T, jnp.swapaxes(xs, 1, 2))
     assert rows.strategy == "native" and chosen(lambda h: w @ h, xs).strategy == "lax.scan"

@@ -16,17 +16,17 @@ import jrnn
 from jrnn import jaxprs
 from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.costs import machines
+from jrnn.loops.ir import traced_loops
 from jrnn.loops.kernels.native import library
 from jrnn.loops.kernels.native.affine_call import affine_call
 from jrnn.loops.kernels.native.affine_step import affine_step
 from jrnn.loops.kernels.unrolled import run_unrolled
-from jrnn.loops.rules.lowering import steps_of
 
 LENGTHS = [8, 21]  # of a trip and more, and of trips and a rest
 
 
 def loop_of(step, init, xs, reverse=False):
-    (loop,) = steps_of(lambda init, xs: jax.lax.scan(step, init, xs, reverse=reverse), init, xs)
+    (loop,) = traced_loops(lambda init, xs: jax.lax.scan(step, init, xs, reverse=reverse), init, xs)
     return loop
 
 
@@ -173,7 +173,7 @@ def compiled(n, length, reverse):
         return jax.lax.scan(functools.partial(step, c), init, xs, reverse=reverse)
 
     a, b = np.zeros((n, n), np.float32), np.zeros(n, np.float32)
-    (loop,) = steps_of(plain, (a, b), (np.float32(0),) * n, np.zeros(length, np.float32))
+    (loop,) = traced_loops(plain, (a, b), (np.float32(0),) * n, np.zeros(length, np.float32))
 
     def in_kernel(c, init, xs):
         carry, ys = affine_call(affine_step(scalars(loop))).run(numbers(c), init, [xs], length)

@@ -12,7 +12,9 @@ from jrnn import jaxprs
 from jrnn.jaxprs import primitives
 from jrnn.loops.costs.estimates import Estimate, Estimator
 from jrnn.loops.ir import Loop, Refused, Results
-from jrnn.loops.strategies import Candidate, Description, Problem, Strategy
+from jrnn.loops.ir.description import Description
+from jrnn.loops.plan import Candidate
+from jrnn.loops.strategies.context import Context
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,11 @@ class CumulativeSum:
         return Description(remarks=("all steps run as one jnp.cumsum",))
 
 
-def propose(problem: Problem) -> list[Candidate]:
-    why = refusal(problem.loop)
+def try_cumsum(context: Context) -> list[Candidate]:
+    why = refusal(context.loop)
     if why is not None:
         raise Refused(why)
-    return [problem.candidate(CumulativeSum(problem.loop))]
+    return [context.candidate("cumsum", CumulativeSum(context.loop))]
 
 
 def refusal(loop: Loop) -> str | None:
@@ -55,6 +57,3 @@ def refusal(loop: Loop) -> str | None:
         if jnp.issubdtype(carry.aval.dtype, jnp.floating)
         else f"its dtype is {carry.aval.dtype}, not a float"
     )
-
-
-CUMSUM = Strategy("cumsum", propose)

@@ -85,7 +85,11 @@ class Chunkwise:
         return estimate.with_checkpoints(estimator, self.stored, self.size)
 
     def describe(self) -> Description:
-        return Description(contractions=contractions(self.loop.eqns), remarks=self.notes)
+        return Description(
+            contractions=contractions(self.loop.eqns),
+            remarks=self.notes,
+            counts_contractions=False,
+        )
 
     def run(
         self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any

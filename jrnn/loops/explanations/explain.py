@@ -10,12 +10,12 @@ import jax
 
 from jrnn import jaxprs
 from jrnn.jaxprs import primitives
+from jrnn.loops.compile import plans_in
 from jrnn.loops.costs.estimates import size_in_words
 from jrnn.loops.explanations.memory import temporary_bytes
 from jrnn.loops.ir import observers
 from jrnn.loops.ir.observers import Plans
-from jrnn.loops.rules import lowering
-from jrnn.loops.strategies import LoopPlan, Target
+from jrnn.loops.plan import Plan, Target
 
 _NONE = (
     "no loop of jrnn.scan or optimize_scans() was lowered; call jrnn.scan in place of jax.lax.scan, or decorate the "
@@ -43,7 +43,7 @@ class Explanation:
         self.memory = memory
 
     @property
-    def loops(self) -> tuple[LoopPlan, ...]:
+    def loops(self) -> tuple[Plan, ...]:
         """One plan for each loop that was lowered, in this order. A plan prints all that was decided."""
         with self._plans.lock:
             places = self._plans.places
@@ -96,7 +96,7 @@ def _each_once(texts: list[str]) -> list[str]:
     return lines
 
 
-def _noted(plan: LoopPlan, notes: list[str]) -> LoopPlan:
+def _noted(plan: Plan, notes: list[str]) -> Plan:
     """Returns a plan with the notes of its place, such as why a loop was not differentiated in chunks."""
     return replace(plan, notes=(*plan.notes, *(note for note in notes if note not in plan.notes)))
 
@@ -190,5 +190,5 @@ def _lower(traced: Any, plans: Plans) -> None:
     ):
         traced.lower()
         return
-    for plan in lowering.plans_in(traced.jaxpr.jaxpr, Target.here()):
+    for plan in plans_in(traced.jaxpr.jaxpr, Target.here()):
         plans.hear(plan)

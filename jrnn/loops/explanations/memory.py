@@ -7,9 +7,10 @@ from typing import Any
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
 from jrnn.jaxprs.jax_internals import metadata_of, scan_p
+from jrnn.loops.compile import compile_loop
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.ir import Loop, ScanParams, tag
-from jrnn.loops.strategies import Target, chooser
+from jrnn.loops.plan import Target
 
 
 def temporary_bytes(closed: Any, target: Target) -> int | None:
@@ -42,7 +43,7 @@ class _Estimator(Estimator):
         of_loop = tag.tag_in(metadata_of(eqn)) if eqn.primitive is scan_p else None
         if of_loop is not None:
             with tag.untagged():
-                choice = chooser.lowered(ScanParams.of(eqn.params), self.target, *of_loop).choice
-            if choice is not None:
-                return choice.chosen.estimate.memory
+                plan = compile_loop(ScanParams.of(eqn.params), self.target, *of_loop)
+            if plan.chosen is not None:
+                return plan.chosen.estimate.memory
         return super().inner_bytes(eqn)

@@ -5,7 +5,14 @@ In: a scan equation of JAX. Out: a `Loop` with its tag, and what observers hear 
 
 from jrnn.loops.ir.loop import Loop, Results, RunLoop, ScanParams, strict_passes
 from jrnn.loops.ir.refused import Refused
-from jrnn.loops.ir.scans import FlatScan, RunSome, promoted, scan_in_chunks, scan_in_pieces
+from jrnn.loops.ir.scans import (
+    FlatScan,
+    RunSome,
+    promoted,
+    scan_in_chunks,
+    scan_in_pieces,
+    traced_loops,
+)
 from jrnn.loops.ir.tag import Options, Provenance, Tag
 
 __all__ = [
@@ -23,4 +30,5 @@ __all__ = [
     "scan_in_chunks",
     "scan_in_pieces",
     "strict_passes",
+    "traced_loops",
 ]

@@ -61,6 +61,7 @@ class Description(NamedTuple):
         chunk: the number of steps that are run at a time, or None for all.
         remarks: what else there is to say.
         obstacles: why equations stay in the loop.
+        counts_contractions: False where the number of contractions that stay says nothing.
     """
 
     hoisted: tuple[Item, ...] = ()
@@ -71,6 +72,7 @@ class Description(NamedTuple):
     chunk: int | None = None
     remarks: tuple[str, ...] = ()
     obstacles: tuple[str, ...] = ()
+    counts_contractions: bool = True
 
     @property
     def moved(self) -> dict[str, tuple[Item, ...]]:

@@ -104,6 +104,12 @@ def notify(what: Any) -> None:
         listener(what)
 
 
+def notify_plan(plan: Any) -> None:
+    """Tells observers of a plan, if there are any, with how long it compiles."""
+    if has_observers():
+        notify(plan.with_compilation())
+
+
 def attempt(where: str, fn: Callable[..., Any], *args: Any) -> Any:
     """Returns what a function of ours returns, or None if it raises what it should not. A ScanError is for the caller."""
     try:

@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS
+from jrnn import jaxprs
+from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS, scan_p
 from jrnn.loops.ir import tag
+from jrnn.loops.ir.loop import Loop, ScanParams
 
 # `(carry, xs, steps) -> (carry, ys)` over some of the steps.
 RunSome = Callable[[Any, Any, Any], tuple[Any, Any]]
@@ -69,6 +71,16 @@ class FlatScan(NamedTuple):
             jax.eval_shape(lambda v: lax.index_in_dim(v, 0, keepdims=False), x) for x in self.xs
         ]
         return jax.make_jaxpr(self.step)(self.init, of_step)
+
+
+def traced_loops(fn: Callable[..., Any], *args: Any) -> list[Loop]:
+    """Returns the loops of the scans that a function calls, in their order. Nothing is lowered."""
+    loops = []
+    for eqn in jax.make_jaxpr(fn)(*args).jaxpr.eqns:
+        if eqn.primitive is scan_p:
+            scan = ScanParams.of(eqn.params)
+            loops.append(scan.loop(jaxprs.inlined(scan.jaxpr, jaxprs.LOWERED_CALLS)))
+    return loops
 
 
 def promoted(init: Any, last: Any) -> Any:

@@ -1,7 +1,7 @@
 """The tag on a loop: XLA metadata that JAX carries through every transformation of the equation.
 
-`jrnn.scan` and `optimize_scans` set it, and `rules` read it. It holds the caller's options, and what one rule
-leaves for another.
+`jrnn.scan` and `optimize_scans` set it, and the rules of `install.py` read it. It holds the caller's options, and what
+differentiation leaves for the lowering.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Provenance(NamedTuple):
 
     Attributes:
         written_reverse: the direction in which the caller wrote the loop, or None for a loop that was not differentiated.
-        stores_less: its step has the derivative rule of `rules/residuals.py`.
+        stores_less: its step has the derivative rule of `derivatives/residuals.py`.
         xs_bytes: the bytes of its xs, which are not temporary.
         gradient_bytes: the bytes of gradients of constants that JAX's reverse loop makes at each step.
     """

@@ -148,10 +148,10 @@ class Moves:
     def in_order(self, loop: Loop) -> list[tuple[str, Any]]:
         """Returns all moves, with their fields, in the order of the loop. The order of a set differs between processes."""
         results = [v for eqn in loop.eqns for v in eqn.outvars]
-        accumulate = [("accumulate", i) for i in sorted(self.accumulate)]
-        return accumulate + [
-            (field, v) for field in ("hoist", "sink") for v in results if v in getattr(self, field)
-        ]
+        moves: list[tuple[str, Any]] = [("accumulate", i) for i in sorted(self.accumulate)]
+        moves += [("hoist", v) for v in results if v in self.hoist]
+        moves += [("sink", v) for v in results if v in self.sink]
+        return moves
 
 
 class SplitFacts(NamedTuple):

@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, ContextDecorator, ExitStack, null
 from typing import Any
 
 from jrnn.errors import ScanError
+from jrnn.loops.install import check
 from jrnn.loops.ir import Options, Tag, tag
-from jrnn.loops.rules import check, tracing
-from jrnn.loops.strategies import table
-from jrnn.loops.wrappers import recompute
+from jrnn.loops.scan import executors
+from jrnn.loops.wrappers import recompute, tracing
 
 
 class _Context(ContextDecorator):
@@ -95,8 +95,7 @@ def optimize_scans(
             f"optimize_scans: the positional argument must be the function to decorate, but is {fn!r}; "
             "give options by name, as in optimize_scans(executor='scan')"
         )
-    strategy = table.find(executor)
-    if strategy is not None and strategy.phase == "tracing":
+    if executors.name_of(executor) == executors.NEWTON:
         raise ScanError(f"optimize_scans: executor {executor!r} is for jrnn.scan alone; use 'auto'")
     recompute.check_memory(memory)
     _check_compile_budget(compile_budget)

@@ -1,35 +1,80 @@
 """`scan`: a drop-in for `jax.lax.scan` that makes recurrent steps train faster.
 
-It checks the options. `pipeline.py` wraps the step for `lengths`, `resets` and `mask` (`wrappers/masking.py`) and `until`
-(`wrappers/early_exit.py`), cuts the loop for checkpoints (`wrappers/recompute.py`), and calls `jax.lax.scan` with a tag:
-XLA metadata on the loop's equation that holds its `Options` (`ir/tag.py`). The rewriting happens when JAX differentiates
-or lowers the tagged equation (`rules/`).
+`scan` checks its options. Then seven functions follow each other, each of which calls the next one by its name:
 
-The executor "associative" solves affine steps in parallel over time (`affine/associative.py`). "native" is one call of a
-compiled kernel for CPUs (`kernels/native/`). "newton" solves all steps of a nonlinear loop at once (`newton/`).
+1. `_scan`: a call outside of `jax.jit` is compiled once (`wrappers/programs.py`);
+2. `_scan_masked`: `lengths`, `resets` and `mask` become a part of the step (`wrappers/masking.py`);
+3. `_scan_over_devices`: with `axis_name`, each device of a mesh runs its segment of time (`segments/`);
+4. `_scan_at_once`: the executor "newton" solves all steps at once (`newton/`);
+5. `_scan_until`: the loop stops where `until` says so (`wrappers/early_exit.py`);
+6. `_scan_in_segments`: `recompute` divides the loop by checkpoints (`wrappers/recompute.py`);
+7. `_tagged_scan`: `jax.lax.scan` is called with a tag, XLA metadata that hold the loop's `Options` (`ir/tag.py`).
 
-With `axis_name` the devices of a mesh share the steps (`segments/`).
+The rewriting happens when JAX differentiates (`differentiate.py`) or lowers (`compile.py`) the tagged equation.
 
 Shapes: T time, N batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jrnn.errors import ScanError
 from jrnn.files import plain
+from jrnn.jaxprs import is_known
 from jrnn.jaxprs.jax_internals import is_traced
 from jrnn.loops import newton
+from jrnn.loops.install import check
+from jrnn.loops.ir import Options, Tag, observers, scan_in_pieces, tag, traced_loops
 from jrnn.loops.newton import Newton
-from jrnn.loops.rules import tracing
-from jrnn.loops.scan import pipeline
-from jrnn.loops.strategies import table
+from jrnn.loops.scan import executors
+from jrnn.loops.wrappers import early_exit, programs, tracing
 from jrnn.loops.wrappers import recompute as recomputation
-from jrnn.loops.wrappers.call import ScanCall
-from jrnn.loops.wrappers.masking import checked_reset_state
+from jrnn.loops.wrappers.masking import checked_masks, checked_reset_state, masked
 from jrnn.loops.wrappers.recompute import Recompute
+
+Results = tuple[Any, Any]
+
+
+class ScanCall(NamedTuple):
+    """A call of `scan` after the checks: a loop and its options.
+
+    Attributes:
+        executor: the name of what the caller asked for.
+        newton: the options of the executor "newton", or None for other executors.
+        shard: where this device's segment stands in time, if time is divided among devices.
+    """
+
+    step: Any
+    init: Any
+    xs: Any
+    length: Any
+    reverse: Any
+    unroll: Any
+    executor: str
+    newton: Any = None
+    lengths: Any = None
+    resets: Any = None
+    reset_state: Any = None
+    mask: Any = None
+    until: Callable[..., Any] | None = None
+    recompute: Any = None
+    strict: bool = False
+    memory: float | None = None
+    shard: Any = None
+    split_transpose: bool = False
+
+    @property
+    def steps(self) -> Any:
+        """T, or None if it is unknown, which `jax.lax.scan` reports."""
+        leaves = jax.tree.leaves(self.xs)
+        return next((jnp.shape(leaf)[0] for leaf in leaves if jnp.ndim(leaf)), self.length)
 
 
 @tracing.api_boundary
@@ -122,18 +167,17 @@ def scan(
     length, reverse, unroll, recompute, strict, memory = (
         v if is_traced(v) else plain(v) for v in static_options
     )
-    strategy = table.find(executor)
+    name = executors.name_of(executor)
     recomputation.check(recompute)
     recomputation.check_memory(memory)
-    for name, flag in {"reverse": reverse, "strict": strict}.items():
-        if not isinstance(flag, bool) and not (name == "reverse" and is_traced(flag)):
-            raise ScanError(f"scan: {name} must be True or False, but is {flag!r}")
+    for option, flag in {"reverse": reverse, "strict": strict}.items():
+        if not isinstance(flag, bool) and not (option == "reverse" and is_traced(flag)):
+            raise ScanError(f"scan: {option} must be True or False, but is {flag!r}")
     if until is not None and not callable(until):
         raise ScanError(
             f"scan: until must be a function of the carry that returns booleans, but is {until!r}"
         )
-    if strategy is not None:
-        strategy.check_options(dict(recompute=recompute, until=until))
+    executors.check_options(name, recompute, until)
     shard = None
     if axis_name is not None:
         from jrnn.loops import segments
@@ -143,21 +187,230 @@ def scan(
             raise ScanError("scan: until cannot be given with axis_name; leave one of them out")
     if reset_state is not None:
         reset_state = checked_reset_state(reset_state, init, resets)
-    masks: dict[str, Any] = dict(
-        lengths=lengths, resets=resets, reset_state=reset_state, mask=mask, until=until
-    )
-    options: dict[str, Any] = dict(recompute=recompute, strict=strict, memory=memory, shard=shard)
-    options["split_transpose"] = _split_transpose
     call = ScanCall(
-        f,
-        init,
-        xs,
-        length,
-        reverse,
-        unroll,
-        strategy,
-        newton.options_of(executor),
-        **masks,
-        **options,
+        step=f,
+        init=init,
+        xs=xs,
+        length=length,
+        reverse=reverse,
+        unroll=unroll,
+        executor=name,
+        newton=newton.options_of(executor),
+        lengths=lengths,
+        resets=resets,
+        reset_state=reset_state,
+        mask=mask,
+        until=until,
+        recompute=recompute,
+        strict=strict,
+        memory=memory,
+        shard=shard,
+        split_transpose=_split_transpose,
     )
-    return pipeline.run(call)
+    return _scan(call)
+
+
+def _scan(call: ScanCall) -> Results:
+    """1. Compiles a call outside of `jax.jit` once, where a wrapped step would be a new one in each call."""
+    if call.shard is not None or not all(map(jnp.ndim, jax.tree.leaves(call.xs))):
+        return _scan_masked(call)  # `jax.lax.scan` reports inputs without steps
+    options_of_newton = None
+    guess = None
+    if call.newton is not None:
+        options_of_newton, guess = call.newton.apart()
+    functions = [call.step]
+    if call.until is not None:
+        functions.append(call.until)
+    masks = checked_masks(call.lengths, call.resets, call.mask, call.steps)
+    options = call._replace(
+        step=None,
+        init=None,
+        xs=None,
+        newton=options_of_newton,
+        lengths=None,
+        resets=None,
+        reset_state=None,
+        mask=None,
+        until=None,
+        recompute=recomputation.hashable(call.recompute),
+    )
+    arrays = (call.init, call.xs, masks, call.reset_state, guess)
+    results: Results = programs.compiled_once(_scan_parts, functions, options, arrays)
+    return results
+
+
+def _scan_parts(functions: Sequence[Callable[..., Any]], options: ScanCall, arrays: Any) -> Results:
+    """Runs a call from its functions, options and arrays, as which `programs` compiles it."""
+    init, xs, (lengths, resets, mask), reset_state, guess = arrays
+    call = options._replace(
+        step=functions[0],
+        until=functions[1] if len(functions) > 1 else None,
+        init=init,
+        xs=xs,
+        lengths=lengths,
+        resets=resets,
+        reset_state=reset_state,
+        mask=mask,
+        newton=None if options.newton is None else options.newton.starting_from(guess),
+    )
+    return _scan_masked(call)
+
+
+def _scan_masked(call: ScanCall) -> Results:
+    """2. Puts `lengths`, `resets` and `mask` into the step."""
+    lengths = call.lengths
+    if call.shard is not None:
+        lengths = call.shard.lengths(lengths, call.steps)
+    if lengths is None and call.resets is None and call.mask is None:
+        return _scan_over_devices(call)
+    first = call.init if call.reset_state is None else call.reset_state
+    step, xs = masked(call.step, first, call.xs, call.steps, lengths, call.resets, call.mask)
+    without_masks = call._replace(
+        step=step, xs=xs, lengths=None, resets=None, reset_state=None, mask=None
+    )
+    return _scan_over_devices(without_masks)
+
+
+def _scan_over_devices(call: ScanCall) -> Results:
+    """3. Divides time among devices; each runs its segment."""
+    if call.shard is None:
+        return _scan_at_once(call)
+    from jrnn.loops import segments
+
+    if call.newton is not None and call.shard.is_checked:
+        why = "executor 'newton' needs jax.shard_map(..., check_vma=False)"
+        if call.strict:
+            raise ScanError(f"scan: strict=True, but {why}")
+        observers.notify(f"{why}: each device runs its segment as a loop")
+        call = call._replace(executor=executors.AUTO, newton=None)
+
+    def on_one_device(
+        step: Any,
+        carry: Any,
+        xs: Any,
+        steps: int,
+        linear: bool = False,
+        elementwise: bool = False,
+    ) -> Any:
+        segment = call._replace(step=step, init=carry, xs=xs, length=steps, shard=None)
+        if linear:  # the loop that makes the transition of a segment
+            is_solved = elementwise and call.executor == executors.ASSOCIATIVE
+            segment = segment._replace(
+                executor=call.executor if is_solved else executors.AUTO,
+                newton=None,
+                recompute=None,
+                strict=False,
+                unroll=1,
+            )
+        return _scan_at_once(segment)
+
+    return segments.scan(
+        on_one_device, call.step, call.init, call.xs, call.length, call.shard, call.strict
+    )
+
+
+def _scan_at_once(call: ScanCall) -> Results:
+    """4. Solves all steps at once by Newton's method, if that is asked for."""
+    if call.newton is None or tag.plain.value:
+        return _scan_until(call)
+    from jrnn.loops.newton.api import solve
+
+    observers.notify(
+        "newton: all steps at once, so there is no loop to explain; scan_statistics reports what it does"
+    )
+    results: Results = solve(call.step, call.init, call.xs, call.length, call.reverse, call.newton)[
+        0
+    ]
+    return results
+
+
+def _scan_until(call: ScanCall) -> Results:
+    """5. Stops the loop where `until` says so."""
+    if call.until is None or not call.steps:
+        return _scan_in_segments(call)
+
+    def bounded(step: Callable[..., Any], carry: Any, xs: Any) -> Results:
+        return _scan_in_segments(call._replace(step=step, init=carry, xs=xs, until=None))
+
+    return early_exit.run_until(
+        until=call.until,
+        step=call.step,
+        init=call.init,
+        xs=call.xs,
+        length=call.length,
+        steps=call.steps,
+        reverse=call.reverse,
+        bounded=bounded,
+    )
+
+
+def _scan_in_segments(call: ScanCall) -> Results:
+    """6. Runs the loop in segments, if `recompute` is a number of checkpoints. The carries between them are residuals, and
+    what the last segment stores."""
+    recompute = call.recompute
+    steps = call.steps
+    if recompute != "sqrt" and not isinstance(recompute, (int, np.integer)):
+        return _tagged_scan(call)
+
+    def run(carry: Any, xs: Any, steps: Any) -> Results:
+        return _tagged_scan(call._replace(init=carry, xs=xs, length=steps, recompute=None))
+
+    if steps is not None and not is_known(steps):
+        raise ScanError(
+            f"scan: recompute={recompute!r} divides the steps, but their number ({steps}) is symbolic; "
+            "give recompute='contractions' or None, or export with a fixed number"
+        )
+    if steps is None or steps < 2 or jax.config.jax_disable_jit:
+        return run(call.init, call.xs, call.length)
+    # Tracing raises the errors of `jax.lax.scan`, and finds side effects and Refs: such a step must not run a second time.
+    if jax.make_jaxpr(lambda: run(call.init, call.xs, call.length))().effects:
+        return run(call.init, call.xs, call.length)
+    count = math.isqrt(steps) if recompute == "sqrt" else int(recompute)
+    size = math.ceil(steps / min(count, steps))
+    return scan_in_pieces(run, call.init, call.xs, steps, size, call.reverse)
+
+
+def _tagged_scan(call: ScanCall) -> Results:
+    """7. Calls `jax.lax.scan`, with the tag."""
+    names = recomputation.hashable(call.recompute)
+    arguments = (
+        call.init,
+        call.xs,
+        call.length,
+        call.reverse,
+        call.unroll,
+        call.split_transpose,
+    )
+    if tag.plain.value:
+        _check_step(call, call.step, names)
+        return jax.lax.scan(call.step, *arguments)
+    check()
+    if call.strict and not tag.rules_available:
+        raise ScanError(
+            f"scan: strict=True, but jrnn does not know this version of JAX ({jax.__version__})"
+        )
+    # The tag is for this loop only, not for loops inside the step.
+    step = tracing.untagged_step(call.step)
+    options = Options(
+        executor=call.executor, recompute=names, strict=call.strict, memory=call.memory
+    )
+    with tag.tagged(Tag(options)):
+        _check_step(call, step, names)  # in the context of the loop, so that JAX traces it once
+        return jax.lax.scan(step, *arguments)
+
+
+def _check_step(call: ScanCall, step: Callable[..., Any], recompute: Any) -> None:
+    """Raises a ScanError if the executor cannot run the step, or if the step has no value of a given name."""
+    has_names = isinstance(recompute, tuple)
+    may_refuse = executors.may_refuse(call.executor)
+    if not may_refuse and not has_names:
+        return
+
+    def loop(init: Any, xs: Any) -> Results:
+        return jax.lax.scan(step, init, xs, call.length, call.reverse)
+
+    for each in traced_loops(loop, call.init, call.xs):
+        if has_names:
+            recomputation.check_names(recompute, each.eqns)
+        if may_refuse:
+            executors.check_loop(call.executor, each)

@@ -209,7 +209,12 @@ def _verified(
         loop = scan.loop(opened)
 
         def run(
-            f: Callable, init: Any, xs: Any, length: int, linear: bool = False, same: bool = False
+            f: Callable,
+            init: Any,
+            xs: Any,
+            length: int,
+            linear: bool = False,
+            elementwise: bool = False,
         ) -> Any:
             return lax.scan(f, init, xs, length, scan.reverse)
 

@@ -39,8 +39,8 @@ class Segment:
 
     Attributes:
         loop: the loop.
-        run: `(step, carry, xs, length, linear=, same=) -> (carry, ys)`, `scan` with the caller's options. `linear` is True
-            for the loop that makes A, and `same` if that loop is elementwise, as the step is.
+        run: `(step, carry, xs, length, linear=, elementwise=) -> (carry, ys)`, `scan` with the caller's options. `linear`
+            is True for the loop that makes A, and `elementwise` if that loop is elementwise, as the step is.
     """
 
     loop: Loop
@@ -105,7 +105,7 @@ class Segment:
         elementwise = transition.block == len(mine) and not others
         first = [start[i] for i in others], basis
         (_, columns), _ = self.run(
-            step, first, stacks, self.loop.length, linear=True, same=elementwise
+            step, first, stacks, self.loop.length, linear=True, elementwise=elementwise
         )
         return transition.matrix([jnp.stack(each) for each in zip(*columns)])
 

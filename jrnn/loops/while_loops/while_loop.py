@@ -18,8 +18,7 @@ from jrnn.errors import ScanError
 from jrnn.files import plain
 from jrnn.jaxprs.jax_internals import is_traced
 from jrnn.loops.ir import promoted
-from jrnn.loops.rules import tracing
-from jrnn.loops.wrappers import early_exit
+from jrnn.loops.wrappers import early_exit, tracing
 from jrnn.loops.wrappers.branches import any_of_all
 from jrnn.loops.wrappers.programs import compiled_once
 

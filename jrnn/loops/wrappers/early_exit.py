@@ -22,7 +22,6 @@ from jrnn.jaxprs import without_closure
 from jrnn.jaxprs.mesh_axes import cast, like, varying_axes
 from jrnn.loops.ir import promoted
 from jrnn.loops.wrappers.branches import any_of_all, select_in_branch
-from jrnn.loops.wrappers.call import NextStage, Results, ScanCall
 
 # `(state, x) -> (state, y)`, for pytrees.
 Body = Callable[[Any, Any], tuple[Any, Any]]
@@ -134,26 +133,37 @@ def _run_while(
     return state, ys
 
 
-def stopped(call: ScanCall, rest: NextStage) -> Results:
-    """The stage that stops a loop where `until` says so."""
-    until = call.until
-    if until is None or not call.steps:
-        return rest(call)
-    last, ys = jax.eval_shape(
-        lambda init, xs: lax.scan(call.step, init, xs, call.length, call.reverse),
-        call.init,
-        call.xs,
-    )
-    init = promoted(call.init, last)
+def run_until(
+    until: Callable,
+    step: Callable,
+    init: Any,
+    xs: Any,
+    length: Any,
+    steps: Any,
+    reverse: bool,
+    bounded: Callable,
+) -> tuple[Any, Any]:
+    """Runs a scan that stops where `until` says so: `(carry, ys)`.
+
+    Args:
+        until: carry -> booleans, evaluated before each step.
+        step, init, xs, length, reverse: the arguments of the scan.
+        steps: T, at least 1.
+        bounded: `(step, carried, xs) -> (carried, ys)`, the scan whose derivative is taken, of a step of `stopping`.
+    """
+
+    def whole(init: Any, xs: Any) -> Any:
+        return lax.scan(step, init, xs, length, reverse)
+
+    def continues(carry: Any) -> Any:
+        return ~until(carry)
+
+    last, ys = jax.eval_shape(whole, init, xs)
+    init = promoted(init, last)
     y = jax.tree.map(lambda y: jax.eval_shape(lambda v: v[0], y), ys)
     _check_until(jax.eval_shape(until, init), (last, y))
-
-    def bounded(step: Callable, carry: Any, xs: Any) -> Results:
-        return rest(call._replace(step=step, init=carry, xs=xs, until=None))
-
-    return run(
-        lambda carry: ~until(carry), call.step, init, call.xs, y, call.steps, call.reverse, bounded
-    )
+    state, ys = run(continues, step, init, xs, y, steps, reverse, bounded)
+    return state, ys
 
 
 def _check_until(stops: Any, leaves: Any) -> None:

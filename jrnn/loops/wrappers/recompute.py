@@ -5,18 +5,14 @@ Shapes: T time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError, near
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.loops.ir import scan_in_pieces
-from jrnn.loops.wrappers.call import NextStage, Results, ScanCall
 
 # None, "contractions", "sqrt", a number of checkpoints, or the names of values.
 Recompute = Literal["contractions", "sqrt"] | int | Collection[str] | None
@@ -102,28 +98,3 @@ def not_stored(
         if primitives.is_cheap(eqn) and any(v in unstored for v in jaxprs.inputs(eqn)):
             unstored.update(v for v in eqn.outvars if v not in available)
     return unstored
-
-
-def with_checkpoints(call: ScanCall, rest: NextStage) -> Results:
-    """The stage that runs a loop in pieces. The carries between them are residuals, and what the last piece stores."""
-    recompute = call.recompute
-    steps = call.steps
-    if recompute != "sqrt" and not isinstance(recompute, (int, np.integer)):
-        return rest(call)
-
-    def run(carry: Any, xs: Any, steps: Any) -> Results:
-        return rest(call._replace(init=carry, xs=xs, length=steps, recompute=None))
-
-    if steps is not None and not jaxprs.is_known(steps):
-        raise ScanError(
-            f"scan: recompute={recompute!r} divides the steps, but their number ({steps}) is symbolic; "
-            "give recompute='contractions' or None, or export with a fixed number"
-        )
-    if steps is None or steps < 2 or jax.config.jax_disable_jit:
-        return run(call.init, call.xs, call.length)
-    # Tracing raises the errors of `jax.lax.scan`, and finds side effects and Refs: such a step must not run a second time.
-    if jax.make_jaxpr(lambda: run(call.init, call.xs, call.length))().effects:
-        return run(call.init, call.xs, call.length)
-    pieces = math.isqrt(steps) if recompute == "sqrt" else int(recompute)
-    size = math.ceil(steps / min(pieces, steps))
-    return scan_in_pieces(run, call.init, call.xs, steps, size, call.reverse)

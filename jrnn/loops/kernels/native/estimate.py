@@ -1,4 +1,4 @@
-"""What a call of the kernel costs, in the terms of the cost model (`loops/strategies/candidates.py`): times of one core.
+"""What a call of the kernel costs, in the terms of the cost model (`loops/costs/estimates.py`): times of one core.
 
 Ratios to the constants of the machine, measured on AMD EPYCs with AVX-512 and with AVX2 (docs/notes/native_kernel.md).
 """

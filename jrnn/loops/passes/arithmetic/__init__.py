@@ -7,5 +7,5 @@ A product of small matrices, a factorization, a sort or a scatter is a call, and
 
 `rewrite` applies the rules to a step and to what is inside of it. `products`, `factors`, `orders` and `draws` hold the
 rules, and `operands` the arrays in them.
-What fits, and what the loop costs then, is in `strategies/arithmetic.py`.
+What fits, and what the loop costs then, is in `strategies/try_arithmetic.py`.
 """

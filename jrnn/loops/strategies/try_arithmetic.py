@@ -31,10 +31,11 @@ from jrnn.loops.ir.description import Description, described
 from jrnn.loops.passes import Moves
 from jrnn.loops.passes.arithmetic import draws
 from jrnn.loops.passes.arithmetic.rewrite import RULES, Fits, as_arithmetic, equations
-from jrnn.loops.strategies.candidates import Candidate
+from jrnn.loops.plan import Candidate
+from jrnn.loops.strategies.context import Context
 from jrnn.loops.strategies.nodes import Split
-from jrnn.loops.strategies.problem import Problem
 
+NAME = "arithmetic"
 # operations of a factorization or sort; elements to sort, or places of a scatter
 _LARGEST = 1 << 15
 _PLACES = 16
@@ -100,34 +101,32 @@ class Arithmetic:
         return f"{subject} {verb} written as arithmetic: {how}"
 
 
-def propose(problem: Problem) -> Sequence[Candidate]:
+def try_arithmetic(context: Context) -> Sequence[Candidate]:
     """Returns the candidates with small linear algebra as arithmetic; one if nothing keeps it from being one kernel."""
     candidates = []
-    for moves in dict.fromkeys((Moves(), _with_draws_inside(problem))):
-        fission = problem.split(moves)
-        rewritten = arithmetic(fission.core, problem.estimator)
-        if rewritten is not None:
-            label = "as arithmetic" if moves == Moves() else "as arithmetic, all else outside"
-            candidates.append(problem.candidate(Split(fission, rewritten), label))
-            if not rewritten.kernel_blockers:
-                break
+    for moves in dict.fromkeys((Moves(), _with_draws_inside(context))):
+        fission = context.split(moves)
+        rewritten = arithmetic(fission.core, context.estimator)
+        if rewritten is None:
+            continue
+        label = "as arithmetic" if moves == Moves() else "as arithmetic, all else outside"
+        candidates.append(context.candidate(NAME, Split(fission, rewritten), label))
+        if not rewritten.kernel_blockers:
+            break
     return candidates
 
 
-def _with_draws_inside(problem: Problem) -> Moves:
+def _with_draws_inside(context: Context) -> Moves:
     """Returns all that may leave a loop but draws of random numbers, except those that something else before the loop reads.
 
     As arithmetic a draw takes less time in the loop than for all steps before it, where JAX's own rounds are a loop over
     arrays of all steps.
     """
-    loop = problem.loop
-    moves = problem.movable
+    loop = context.loop
+    moves = context.movable
     draws = {v for e in loop.eqns if primitives.is_kind(e, "draw") for v in e.outvars}
-    read = {
-        v
-        for e in jaxprs.needed(loop.eqns, moves.hoist - draws, set(loop.inputs))[0]
-        for v in e.outvars
-    }
+    feeding, _ = jaxprs.needed(loop.eqns, moves.hoist - draws, set(loop.inputs))
+    read = {v for e in feeding for v in e.outvars}
     return replace(moves, hoist=moves.hoist - (draws - read))
 
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.jaxprs import Var, primitives
 from jrnn.loops.affine.carries import NotAffine
+from jrnn.loops.costs.bounds import ELEMENTWISE_MIN_GAIN
 from jrnn.loops.costs.equation_costs import MIN_ELEMENTS, element_seconds
 from jrnn.loops.costs.estimates import Estimate, Estimator, estimate, total
 from jrnn.loops.costs.machines import CPU
@@ -27,10 +28,11 @@ from jrnn.loops.kernels.native.affine_call import BLOCK, AffineCall, affine_call
 from jrnn.loops.kernels.native.affine_step import affine_step
 from jrnn.loops.kernels.unrolled import run_unrolled
 from jrnn.loops.passes import Moves
-from jrnn.loops.strategies.candidates import ELEMENTWISE_MIN_GAIN, Candidate
+from jrnn.loops.plan import Candidate
+from jrnn.loops.strategies.context import Context
 from jrnn.loops.strategies.nodes import Split, Steps
-from jrnn.loops.strategies.problem import Problem
 
+NAME = "unrolled"
 # of a trip; the latter where XLA makes one kernel of small trips alone
 _STEPS = 8
 _STEPS_WITHIN_LIMIT = 4
@@ -137,63 +139,66 @@ class InBlocks:
         )
 
 
-def propose(problem: Problem) -> Sequence[Candidate]:
-    """Returns candidates for a tiny loop; nothing for others. Of steps in one trip, constants are computed once."""
-    if len(problem.loop.eqns) > _LONGEST:
-        return ()
-    fission = problem.split(Moves())
-    nodes = dict[str, Any]()
-    for node in _nodes(problem, fission.core, problem.loop):
-        is_in_blocks = isinstance(node, InBlocks)
-        nodes["in blocks" if is_in_blocks else "unrolled"] = (
-            node if is_in_blocks else Split(fission, node)
-        )
-    return [problem.candidate(node, label, ELEMENTWISE_MIN_GAIN) for label, node in nodes.items()]
+def try_unrolled(context: Context) -> Sequence[Candidate]:
+    """Returns candidates for a tiny loop; nothing for others. Of steps in one iteration, constants are computed once."""
+    if len(context.loop.eqns) > _LONGEST:
+        return []
+    fission = context.split(Moves())
+    candidates = []
+    for node in _tiny_nodes(context, fission.core, context.loop):
+        if isinstance(node, InBlocks):
+            whole: Any = node
+            label = "in blocks"
+        else:
+            whole = Split(fission, node)
+            label = "unrolled"
+        candidates.append(context.candidate(NAME, whole, label, ELEMENTWISE_MIN_GAIN))
+    return candidates
 
 
-def of_tiny(problem: Problem, loop: Loop) -> Unrolled | InBlocks | None:
+def tiny_node(context: Context, loop: Loop) -> Unrolled | InBlocks | None:
     """Returns the fastest node of a loop, or of a part of one that stays, or None if it is not tiny."""
-    costs = [(node, node.estimate(problem.estimator)) for node in _nodes(problem, loop, loop)]
-    reference = problem.reference.estimate
-    bounds = problem.bounds
-    fitting = [
-        (node, cost.seconds)
-        for node, cost in costs
-        if cost.memory <= bounds.max_bytes(reference, cost)
-    ]
+    baseline = context.baseline.estimate
+    fitting = []
+    for node in _tiny_nodes(context, loop, loop):
+        cost = node.estimate(context.estimator)
+        if cost.memory <= context.bounds.max_bytes(baseline, cost):
+            fitting.append((node, cost.seconds))
     return min(fitting, key=lambda pair: pair[1])[0] if fitting else None
 
 
-def _nodes(problem: Problem, core: Loop, whole: Loop) -> list[Unrolled | InBlocks]:
-    """Returns the ways to run a tiny loop: the core with several steps in a trip, and the whole loop in blocks."""
-    is_tiny = (
-        problem.target.devices == 1
-        and jaxprs.is_known(whole.length)
-        and _is_over_few_numbers(whole)
-    )
-    affine = _affine(problem, whole) if is_tiny else ""
-    size = _size(core, problem.estimator) if is_tiny else 0
-    why = affine if isinstance(affine, str) else "that is estimated to be faster"
-    nodes = [
-        Unrolled(core, size, why) if size else None,
-        InBlocks(affine) if isinstance(affine, AffineCall) else None,
-    ]
-    return [node for node in nodes if node is not None]
-
-
-def _affine(problem: Problem, loop: Loop) -> AffineCall | str:
-    """Returns the call of the kernel for an affine loop, or the reason why there is none."""
-    if problem.target.exported:
-        return "the program is exported"
+def _tiny_nodes(context: Context, residual: Loop, whole: Loop) -> list[Unrolled | InBlocks]:
+    """Returns the ways to run a tiny loop: several steps of its residual loop in an iteration, and the whole in blocks."""
+    is_known = jaxprs.is_known(whole.length)
+    if context.target.devices > 1 or not is_known or not _is_over_few_numbers(whole):
+        return []
+    nodes: list[Unrolled | InBlocks] = []
+    affine: AffineCall | None = None
+    why = "that is estimated to be faster"
     try:
-        call = affine_call(affine_step(loop))
-    except (NotAffine, Refused) as why:
-        return str(why)
+        affine = _affine(context, whole)
+    except (NotAffine, Refused) as reason:
+        why = str(reason)
+    size = _size(residual, context.estimator)
+    if size:
+        nodes.append(Unrolled(residual, size, why))
+    if affine is not None:
+        nodes.append(InBlocks(affine))
+    return nodes
+
+
+def _affine(context: Context, loop: Loop) -> AffineCall:
+    """Returns the call of the kernel for an affine loop; raises `NotAffine` or `Refused` if there is none."""
+    if context.target.exported:
+        raise Refused("the program is exported")
+    call = affine_call(affine_step(loop))
     for i in call.step.sums:
         dtype = loop.carry[i].aval.dtype
         if dtype != call.step.dtype and jnp.issubdtype(dtype, jnp.inexact):
-            return f"a sum is in {dtype}"
-    return call if loop.length >= BLOCK else f"there are fewer than {BLOCK} steps"
+            raise Refused(f"a sum is in {dtype}")
+    if loop.length < BLOCK:
+        raise Refused(f"there are fewer than {BLOCK} steps")
+    return call
 
 
 def _is_over_few_numbers(loop: Loop) -> bool:

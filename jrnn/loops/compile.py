@@ -1,0 +1,470 @@
+"""What a tagged loop becomes when JAX lowers it. All that is decided then is decided here, from top to bottom.
+
+`compile_loop` makes the plan of one loop: the baseline (the loop as JAX lowers it), the canonical form, what each strategy
+proposes, and the cheapest candidate that fits memory and the budget of compilation. A new strategy is one function
+`try_x(context)` in `strategies/`, and one line in `strategies_for`.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jrnn import jaxprs
+from jrnn.errors import ScanError
+from jrnn.jaxprs.jax_internals import are_arrays, cached, is_recomputed, metadata_of, scan_p
+from jrnn.jaxprs.tangents import is_smooth
+from jrnn.loops.costs.bounds import (
+    ELEMENTWISE_MIN_GAIN,
+    MIN_GAIN,
+    SHORT_MIN_GAIN,
+    SMALL_BYTES,
+    Bounds,
+)
+from jrnn.loops.costs.equation_costs import LARGE_PRODUCT, is_call, product_seconds
+from jrnn.loops.costs.estimates import Estimate, Estimator, Terms, size_in_words, total
+from jrnn.loops.costs.machines import Machine
+from jrnn.loops.ir import Loop, Options, Provenance, Refused, ScanParams, observers, tag
+from jrnn.loops.passes import Moves, compose_views, reads_rows, split, transpose_constant_rhs
+from jrnn.loops.passes.canonical import SIMPLIFICATIONS, reads_array_literals
+from jrnn.loops.passes.canonical.axis_order import AxisOrder, normalize_axes
+from jrnn.loops.passes.canonical.constant_carries import eliminate_carries
+from jrnn.loops.passes.canonical.random_keys import HoistedKeys, hoist_random_keys
+from jrnn.loops.passes.canonical.unpack import unpack_carries
+from jrnn.loops.plan import LAX_SCAN, NOTHING_TO_GAIN, Candidate, Plan, Rejected, Target, cheapest
+from jrnn.loops.strategies.context import NO_COST, Context
+from jrnn.loops.strategies.nodes import Adapter, Split, Steps, adapted
+from jrnn.loops.strategies.try_arithmetic import try_arithmetic
+from jrnn.loops.strategies.try_associative import try_associative
+from jrnn.loops.strategies.try_few_kernels import try_few_kernels
+from jrnn.loops.strategies.try_native import try_native
+from jrnn.loops.strategies.try_split import try_split
+from jrnn.loops.strategies.try_unrolled import try_unrolled
+
+Strategy = Callable[[Context], Sequence[Candidate]]  # it may raise `Refused` with the reason
+
+AUTO = "auto"  # the executor that leaves the choice to `compile_loop`
+SCAN = "scan"  # the strategy that every loop has
+ON_CPU: dict[str, Strategy] = {
+    "associative": try_associative,
+    "arithmetic": try_arithmetic,
+    "native": try_native,
+    "unrolled": try_unrolled,
+    SCAN: try_split,
+}
+ON_ACCELERATORS: dict[str, Strategy] = {
+    "associative": try_associative,
+    SCAN: try_few_kernels,
+}
+_AS_WRITTEN = Provenance()
+
+BRIEF_SECONDS = 3e-5  # of all steps of a loop that is left alone
+_MANY_RUNS = 1_000  # of a loop that is in another one, whose number is not known
+_SHORT_STEP_SECONDS = 5e-8  # of a step in which nothing is called
+# Of the bytes of a loop's own arrays, the part that a candidate may use if the states are small.
+_ALLOWED_FRACTION = 0.5
+_TRANSPOSED_MIN_GAIN = 0.03  # the part of a loop's time that transposed constants must save
+# Transposing a stacked array takes 5 times as long as reading it from a cache: [64, 256, 32] takes 0.2 ms with XLA 0.12.
+_TRANSPOSING = 5
+# Matrix states of fewer elements in all run step by step: a delta rule on 4 x 16 x 16 took 1.1 times the time of its steps,
+# on 16 x 32 x 32 0.96.
+_MIN_STATE_ELEMENTS = 2048
+_MIN_CHUNKED_STEPS = 128
+
+
+def strategies_for(target: Target) -> dict[str, Strategy]:
+    """Returns the strategies of a platform, in the order in which they are asked."""
+    return ON_CPU if target.platform == "cpu" else ON_ACCELERATORS
+
+
+@cached(256)
+def compile_loop(
+    scan: ScanParams, target: Target, options: Options, provenance: Provenance = _AS_WRITTEN
+) -> Plan:
+    """Returns the plan of a loop that is lowered. It is made once for each loop and target.
+
+    Args:
+        scan: the loop.
+        target: what it is lowered for.
+        options: the caller's.
+        provenance: what differentiation left, if it was differentiated.
+    """
+    loop = None
+    body = jaxprs.jaxpr_of(scan.jaxpr)
+    if not are_arrays([v.aval for v in body.invars]):
+        why = "it reads or writes Refs, or values of types that are not arrays"
+        return Plan.left_to_jax(target, None, why)
+    try:
+        program = jaxprs.inlined(scan.jaxpr, jaxprs.LOWERED_CALLS)
+        has_checkpoint = any(e.primitive.name in jaxprs.CHECKPOINTS for e in body.eqns)
+        recomputes = has_checkpoint and options.recompute is not None
+        loop = replace(scan.loop(program), recomputes=recomputes)
+        plan = _compile(loop, target, options, provenance)
+        return replace(plan, constants=tuple(program.consts))
+    except Exception as error:
+        return left_after_error(error, target, loop)
+
+
+def _compile(loop: Loop, target: Target, options: Options, provenance: Provenance) -> Plan:
+    """Returns the plan of a loop. This is the whole order of things."""
+    is_auto = options.executor == AUTO
+
+    # 1. Loops that planning cannot make faster.
+    if jaxprs.is_known(loop.length) and loop.length == 0:
+        return Plan.left_to_jax(target, loop, "it has no steps")
+    if is_auto and not options.strict and _has_one_step(loop):
+        return Plan.left_to_jax(target, loop, "it has one step")
+
+    # 2. The baseline: the loop as JAX lowers it.
+    baseline = by_steps(loop, target)
+    if is_auto and _is_brief(baseline, loop, target):
+        why = "it takes less time than planning it"
+        return Plan.left_to_jax(target, loop, why, chosen=baseline)
+
+    # 3. The same loop in a plain form, so that all that follows sees one spelling of a step.
+    hoists_keys = target.is_estimated and _has_large_products(loop)
+    form, adapters = canonical_form(loop, target.devices, hoists_keys)
+    if target.is_estimated:
+        form = _with_transposed_constants(form, baseline, target.machine)
+
+    # 4. On accelerators, a loop that is not differentiated runs as if it were: values are the same, and so is the gain.
+    if not target.is_estimated and provenance.written_reverse is None and options.memory is None:
+        tangents = tuple(is_smooth(v.aval) for v in form.inputs)
+        plan = plan_to_differentiate(ScanParams.of_loop(form), target, options, tangents)
+        if plan is not None and plan.node is not None:
+            return replace(plan, loop=loop, node=adapted(plan.node, adapters))
+
+    # 5. What each strategy proposes.
+    context = Context(
+        loop=form,
+        target=target,
+        options=options,
+        provenance=provenance,
+        baseline=baseline,
+        bounds=_bounds(loop, form, baseline, target, options, provenance),
+        adapter_terms=_adapter_terms(adapters, form.length, target),
+    )
+    notes, is_requested = _ask(strategies_for(target), context)
+
+    # 6. The cheapest one whose compilation fits the budget; the loop as it is, if it is the cheapest.
+    over_budget: Rejected = ()
+    while True:
+        candidates = _without(context.candidates, over_budget)
+        chosen, rejected = _choose(candidates, context, is_requested)
+        rejected = (*rejected, *over_budget)
+        refusals = dict.fromkeys(f"not {c.strategy}: {why}" for c, why in over_budget)
+        if chosen is baseline:
+            reasons = refusals or [NOTHING_TO_GAIN]
+            return Plan.left_to_jax(
+                target, loop, *notes, *reasons, chosen=baseline, rejected=rejected
+            )
+        try:
+            node = chosen.finished()
+        except Refused as why:
+            return Plan.left_to_jax(target, loop, f"not {chosen.strategy}: {why}")
+        plan = Plan(target, loop, adapted(node, adapters), chosen.strategy, (*notes, *refusals))
+        if target.is_estimated:
+            plan = replace(plan, chosen=chosen, rejected=rejected)
+        plan, too_long = plan.within_budget(options.compile_budget)
+        if not too_long:
+            return plan
+        over_budget = (*over_budget, (chosen, too_long))
+
+
+@cached(256)
+def plan_to_differentiate(
+    scan: ScanParams, target: Target, options: Options, tangents: tuple[bool, ...]
+) -> Plan | None:
+    """Returns the plan of a loop that is about to be differentiated, or None if it need not be read.
+
+    A plan without a node leaves it to JAX's rules.
+
+    Args:
+        scan: the loop.
+        target: what it is lowered for.
+        options: the caller's.
+        tangents: which of its inputs have tangents.
+    """
+    body = jaxprs.jaxpr_of(scan.jaxpr)
+    if not jaxprs.is_known(scan.length) or body.effects:
+        return None
+    if not are_arrays([v.aval for v in body.invars]) or options.executor not in (AUTO, "chunks"):
+        return None
+    if options.executor == AUTO and not chunks_may_pay(scan):
+        return None
+    from jrnn.loops.strategies import try_chunks
+
+    try:
+        with tag.untagged():
+            return try_chunks.try_chunks(scan, target, options, tangents)
+    except Refused as why:
+        return Plan.left_to_jax(target, None, f"not {try_chunks.NAME}: {why}")
+    except Exception as error:
+        return left_after_error(error, target, None)
+
+
+def chunks_may_pay(scan: ScanParams) -> bool:
+    """Returns True if training a loop in chunks may be faster than step by step: T of two chunks, and a large state."""
+    if scan.length < _MIN_CHUNKED_STEPS:
+        return False
+    _, carry, xs = scan.partition(jaxprs.jaxpr_of(scan.jaxpr).invars)
+    max_bytes = max(map(jaxprs.nbytes, xs), default=0)
+    for v in carry:
+        shape = v.aval.shape
+        is_matrix = len(shape) > 1 and sum(n > 1 for n in shape) > 1
+        is_large = (
+            jaxprs.nbytes(v) > 2 * max_bytes and jaxprs.elements(shape) >= _MIN_STATE_ELEMENTS
+        )
+        if is_matrix and is_large:
+            return True
+    return False
+
+
+def left_after_error(error: Exception, target: Target, loop: Loop | None) -> Plan:
+    """Returns a plan that leaves the loop to JAX, with the error as the reason. Raises the error in tests."""
+    if isinstance(error, ScanError):
+        raise error
+    return Plan.left_to_jax(target, loop, observers.report_unexpected(error, " in a pass"))
+
+
+# Parts of the decision, in the order of `_compile` ---------------------------------------------------------------------
+
+
+def by_steps(loop: Loop, target: Target) -> Candidate:
+    """Returns the baseline: the candidate that leaves a loop to `jax.lax.scan`."""
+    cost = Estimator(loop, target.machine).whole() if target.is_estimated else NO_COST
+    return Candidate(LAX_SCAN, cost, Steps(loop))
+
+
+def _has_one_step(loop: Loop) -> bool:
+    return jaxprs.is_known(loop.length) and bool(loop.length == 1)
+
+
+def _is_brief(baseline: Candidate, loop: Loop, target: Target) -> bool:
+    """Returns True for a loop that gains less than its lowering takes: `x W^T` takes 1.2 to 1.4 times as long as `x W`."""
+    if not target.is_estimated:
+        return False
+    runs = _MANY_RUNS if target.repeated else 1
+    return runs * baseline.estimate.seconds < BRIEF_SECONDS and not reads_rows(loop)
+
+
+def _has_large_products(loop: Loop) -> bool:
+    """Returns True if a loop calls products, so that one more loop, of a few elements, takes a small part of its time."""
+    products = (e for e in loop.eqns if e.primitive.name == "dot_general")
+    return any(jaxprs.operations(product) >= LARGE_PRODUCT for product in products)
+
+
+def canonical_form(
+    loop: Loop, devices: int = 1, hoists_keys: bool = False
+) -> tuple[Loop, list[Adapter]]:
+    """Returns one spelling of a loop, and the adapters that run it on the loop's own arguments, in the order of the passes.
+
+    Args:
+        loop: the loop.
+        devices: the number of devices that its arrays are divided among. If there are several, no axes are merged, one of
+            which may be divided.
+        hoists_keys: True to compute the keys that it carries in a loop of their own.
+    """
+    adapters: list[Adapter] = []
+    # Passes that keep the carries and inputs as they are.
+    for simplify in SIMPLIFICATIONS:
+        loop = simplify(loop)
+    if reads_array_literals(loop):
+        return loop, adapters
+    # Passes that change them.
+    passes: list[Callable[[Loop], tuple[Loop, Any]]] = [eliminate_carries]
+    if hoists_keys:
+        passes.append(hoist_random_keys)
+    passes += [unpack_carries, functools.partial(normalize_axes, merge=devices == 1)]
+    form = loop
+    for rewrite in passes:
+        form, adapter = rewrite(form)
+        if adapter is not None:
+            adapters.append(adapter)
+    return (loop if form is loop else compose_views(form)), adapters
+
+
+def _with_transposed_constants(loop: Loop, baseline: Candidate, machine: Machine) -> Loop:
+    """Returns the loop with constants that are transposed once, if that saves a part of its time.
+
+    Tiny products have no layout to gain.
+    """
+    products = [e for e in loop.eqns if e.primitive.name == "dot_general"]
+    product_time = sum(product_seconds(e, None, machine) for e in products)
+    whole_time = baseline.estimate.seconds
+    if jaxprs.extent(loop.length) * product_time <= _TRANSPOSED_MIN_GAIN * whole_time:
+        return loop
+    transposed = transpose_constant_rhs(loop)
+    if transposed is loop:
+        return loop
+    seconds = []
+    for form in (loop, transposed):
+        fission = split(form, moves=Moves())
+        node = Split(fission, Steps(fission.core))
+        seconds.append(node.estimate(Estimator(form, machine)).seconds)
+    before, after = seconds
+    return transposed if after < (1 - _TRANSPOSED_MIN_GAIN) * before else loop
+
+
+def _bounds(
+    original: Loop,
+    loop: Loop,
+    baseline: Candidate,
+    target: Target,
+    options: Options,
+    provenance: Provenance,
+) -> Bounds:
+    """Returns what candidates may use, and must gain."""
+    if not target.is_estimated:
+        return Bounds(options.memory)
+    live_bytes, avoided_bytes = _bytes_around_loop(original, options, provenance, baseline.estimate)
+    min_gain = MIN_GAIN if any(map(is_call, loop.eqns)) else ELEMENTWISE_MIN_GAIN
+    if baseline.estimate.seconds < _SHORT_STEP_SECONDS * jaxprs.extent(loop.length):
+        min_gain = SHORT_MIN_GAIN
+    forward_seconds = 0.0
+    if provenance.of_gradient(
+        loop.reverse
+    ):  # a forward loop has half of the products of its reverse loop
+        forward_seconds = baseline.estimate.seconds / 2
+    return Bounds(
+        memory=options.memory,
+        live_bytes=live_bytes,
+        avoided_bytes=avoided_bytes,
+        min_gain=min_gain,
+        forward_seconds=forward_seconds,
+        allowed_bytes=allowed_bytes(loop),
+    )
+
+
+def allowed_bytes(loop: Loop) -> float:
+    """Returns the bytes that a candidate may always use: of a loop over small states, a share of its own arrays."""
+    if _has_large_products(loop):
+        return SMALL_BYTES
+    step_bytes = sum(map(jaxprs.nbytes, (*loop.xs, *jaxprs.variables(loop.ys))))
+    other_bytes = sum(map(jaxprs.nbytes, (*loop.consts, *loop.carry)))
+    own_bytes = jaxprs.extent(loop.length) * step_bytes + other_bytes
+    return min(SMALL_BYTES, _ALLOWED_FRACTION * own_bytes)
+
+
+def _bytes_around_loop(
+    loop: Loop, options: Options, provenance: Provenance, baseline: Estimate
+) -> tuple[int, int]:
+    """Returns the bytes of stacked arrays that a reverse loop reads, and the extra bytes of JAX's own reverse loop.
+
+    JAX's reverse loop makes gradients of constants at each step. That is more than its forward loop needs, which sets what
+    ours may need.
+    """
+    if not provenance.of_gradient(loop.reverse):
+        return 0, max(provenance.gradient_bytes - baseline.memory, 0)
+    steps = jaxprs.extent(loop.length)
+    live_bytes = max(steps * sum(map(jaxprs.nbytes, loop.xs)) - provenance.xs_bytes, 0)
+    if not provenance.stores_less or options.recompute is not None:
+        return live_bytes, 0
+    # JAX names what the reverse loop computes again. Its own rule would store what the rest of the loop reads of that.
+    again = list(filter(is_recomputed, loop.eqns))
+    results_again = {v for e in again for v in e.outvars}
+    repeated = jaxprs.depends(loop.eqns, loop.xs).intersection(results_again)
+    read_by_others = set()
+    for eqn in loop.eqns:
+        if not any(v in repeated for v in eqn.outvars):
+            read_by_others.update(jaxprs.inputs(eqn))
+    read_again = {v for e in again for v in jaxprs.inputs(e)}
+    stored_instead = [v for v in loop.xs if v in read_again and v not in read_by_others]
+    stored_bytes = sum(map(jaxprs.nbytes, repeated & read_by_others))
+    instead_bytes = sum(map(jaxprs.nbytes, stored_instead))
+    return live_bytes, steps * max(stored_bytes - instead_bytes, 0)
+
+
+def _adapter_terms(adapters: Sequence[Adapter], length: object, target: Target) -> Terms:
+    """Returns the time that all candidates take in addition to the canonical form.
+
+    It is that of keys in a loop of their own, and of stacked arrays that are transposed before and after the loop.
+    """
+    if not target.is_estimated:
+        return {}
+    terms = []
+    transposed_bytes = 0
+    for adapter in adapters:
+        if isinstance(adapter, HoistedKeys):
+            terms.append(dict(Estimator(adapter.key_loop, target.machine).whole().terms))
+        if isinstance(adapter, AxisOrder):
+            transposed_bytes += adapter.transposed_bytes
+    size = jaxprs.extent(length) * transposed_bytes
+    return total(*terms, {"elements": _TRANSPOSING * target.machine.reading(size, size)})
+
+
+def _ask(strategies: dict[str, Strategy], context: Context) -> tuple[list[str], bool]:
+    """Adds what strategies propose to the context. Returns the reasons why others propose nothing, and whether the
+    candidates are those that the caller asked for, or the only ones to compare.
+
+    On platforms without estimates the first strategy that proposes a candidate runs.
+    """
+    executor = context.options.executor
+    notes = []
+    if executor in ON_CPU and executor not in strategies:
+        notes.append(f"not {executor}: it runs on cpu alone")
+    for name, strategy in strategies.items():
+        if executor not in (AUTO, name) and name != SCAN:
+            continue
+        is_asked_for = executor == name and name != SCAN
+        try:
+            proposed = list(strategy(context))
+            if executor == name:
+                proposed = _within_memory(context, proposed)
+        except Refused as why:
+            notes.append(f"not {name}: {why}")
+            continue
+        if proposed and (is_asked_for or not context.target.is_estimated):
+            context.candidates = proposed
+            return notes, True
+        # On ties the candidate that changes least is preferred: strategies that change more are asked earlier.
+        context.candidates = [*proposed, *context.candidates]
+    return notes, False
+
+
+def _within_memory(context: Context, proposed: Sequence[Candidate]) -> list[Candidate]:
+    """Returns the candidates of a strategy that the caller asks for by name, if they are within the option `memory`."""
+    memory = context.options.memory
+    if memory is None:
+        return list(proposed)
+    max_bytes = context.bounds.max_bytes(context.baseline.estimate)
+    fitting = [c for c in proposed if c.estimate.memory <= max_bytes]
+    if proposed and not fitting:
+        min_bytes = min(c.estimate.memory for c in proposed)
+        allowed = f"memory={memory:g} allows {size_in_words(max(max_bytes, 0))}"
+        raise Refused(f"it needs {size_in_words(min_bytes)}, and {allowed}")
+    return fitting
+
+
+def _without(candidates: Sequence[Candidate], rejected: Rejected) -> list[Candidate]:
+    gone = [candidate for candidate, _ in rejected]
+    return [c for c in candidates if not any(c is other for other in gone)]
+
+
+def _choose(
+    candidates: Sequence[Candidate], context: Context, is_requested: bool
+) -> tuple[Candidate, Rejected]:
+    """Returns the candidate to run, and the others with the reasons.
+
+    What was asked for is not compared with the baseline.
+    """
+    if not is_requested:
+        return cheapest([context.baseline, *candidates], context.bounds)
+    if not candidates:
+        return context.baseline, ()
+    chosen = min(candidates, key=lambda candidate: candidate.estimate.seconds)
+    return chosen, tuple((c, "slower") for c in candidates if c is not chosen)
+
+
+def plans_in(jaxpr: object, target: Target) -> list[Plan]:
+    """Returns the plans of the tagged loops in a jaxpr, without lowering it."""
+    plans = []
+    for eqn in jaxprs.all_equations(jaxpr):
+        loop_tag = tag.tag_in(metadata_of(eqn)) if eqn.primitive is scan_p else None
+        if loop_tag is not None:
+            plans.append(compile_loop(ScanParams.of(eqn.params), target, *loop_tag))
+    return plans

@@ -1,0 +1,206 @@
+"""A loop whose step is in a `jax.checkpoint`, differentiated in segments.
+
+JAX stores the carry of each step, and computes each step again. Segments store the carry between them, and what the reverse
+pass reads of the last segment, or of the one that it works on. Where that fits the bound of memory, it saves a part of the
+second computation, and the rest runs by the forward loop's plan. One segment computes nothing again.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jrnn import jaxprs
+from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS, are_arrays, cached, metadata_of, scan_p
+from jrnn.jaxprs.tangents import is_smooth
+from jrnn.loops.compile import BRIEF_SECONDS, allowed_bytes, compile_loop
+from jrnn.loops.costs.bounds import MIN_GAIN, memory_bound
+from jrnn.loops.costs.estimates import Estimate
+from jrnn.loops.ir import Provenance, Results, ScanParams, Tag, observers, scan_in_pieces, tag
+from jrnn.loops.plan import Plan, Target
+from jrnn.loops.strategies.nodes import Steps
+
+_MAX_SEGMENTS = 4  # each adds loops to the program
+_MIN_STEPS = 4  # of a segment
+
+Run = Callable[..., Sequence[Any]]
+
+
+class TrainStep(NamedTuple):
+    """What a forward loop and its reverse loop cost.
+
+    Attributes:
+        forward, reverse: the estimates of what is chosen for them.
+        forward_baseline, reverse_baseline: the estimates of the loops as JAX lowers them.
+        stored_bytes: what the reverse loop reads that is not among the inputs of the forward loop.
+    """
+
+    forward: Estimate
+    reverse: Estimate
+    forward_baseline: Estimate
+    reverse_baseline: Estimate
+    stored_bytes: int
+
+
+def in_segments(loop_tag: Tag, scan: ScanParams, argnums: Sequence[int]) -> Run | None:
+    """Returns the loop in segments, without the checkpoint in its step; or None to leave it to JAX."""
+    target = Target.here()
+    if loop_tag.options.recompute is not None or not target.is_estimated:
+        return None
+    if not _is_checkpointed(scan):
+        return None
+    count = _count_segments(loop_tag, scan, tuple(argnums), target)
+    if count is None:
+        return None
+    how = f"in {count} segments" if count > 1 else "and not computed again"
+    observers.notify(
+        f"a step in a jax.checkpoint is differentiated {how}: that needs as little memory"
+    )
+    return _tagged(loop_tag, scan, count)
+
+
+def _is_checkpointed(scan: ScanParams) -> bool:
+    """Returns True for a step of arrays with a checkpoint that has no policy.
+
+    With a policy the user decides what is stored and what is computed again.
+    """
+    body = jaxprs.jaxpr_of(scan.jaxpr)
+    policies = []
+    for eqn in jaxprs.all_equations(body):
+        if eqn.primitive.name in jaxprs.CHECKPOINTS:
+            policies.append(eqn.params["policy"])
+    if not policies or any(policy is not None for policy in policies):
+        return False
+    has_steps = jaxprs.is_known(scan.length) and scan.length > 1
+    return has_steps and are_arrays([v.aval for v in body.invars])
+
+
+def _tagged(loop_tag: Tag, scan: ScanParams, count: int) -> Run:
+    """Returns the loop in segments, each of them a tagged loop, without the checkpoint in its step."""
+    program = jaxprs.inlined(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS)
+    loop = scan.loop(program)
+
+    def run(consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
+        def run_segment(carry: Any, xs: Any, steps: int) -> Results:
+            with tag.tagged(loop_tag):
+                return loop.run(consts, carry, xs, steps)
+
+        size = math.ceil(length / count)
+        return scan_in_pieces(run_segment, list(init), list(xs), length, size, loop.reverse)
+
+    return scan.flat(run, program.consts)
+
+
+@cached(256)
+def _count_segments(
+    loop_tag: Tag, scan: ScanParams, argnums: tuple[int, ...], target: Target
+) -> int | None:
+    """Returns the fewest segments that fit the bound of memory, if they are faster than the loop with its checkpoint."""
+    from jrnn.loops.derivatives.residuals import is_plain
+
+    loop = scan.loop(jaxprs.inlined(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS))
+    if not is_plain(loop.closed()):
+        return None
+    consts, _, xs = scan.partition(loop.inputs)
+    smooth_ys = [v for v in jaxprs.variables(loop.ys) if is_smooth(v.aval)]
+    with_gradients = [v for i, v in enumerate(consts) if i in argnums]
+    xs_bytes = scan.length * sum(map(jaxprs.nbytes, xs))
+    ys_bytes = scan.length * sum(map(jaxprs.nbytes, smooth_ys))
+    options = loop_tag.options
+    provenance = Provenance(
+        written_reverse=scan.reverse,
+        xs_bytes=xs_bytes,
+        gradient_bytes=sum(map(jaxprs.nbytes, with_gradients)),
+    )
+    default = Tag(options, provenance)
+    with observers.collected():
+        stored = _train_step(_tagged(loop_tag, scan, 1), scan, argnums, target, default)
+        with tag.untagged():
+            as_written = scan.flat(Steps(scan.loop(jaxprs.inlined(scan.jaxpr))).run)
+            by_jax = _train_step(as_written, scan, argnums, target, default)
+    if stored is None or by_jax is None:
+        return None
+    seconds_now = by_jax.forward.seconds + by_jax.reverse.seconds
+    baseline_seconds = by_jax.forward_baseline.seconds + by_jax.reverse_baseline.seconds
+    # The outputs and their cotangents are there when the reverse pass begins; later, what its loop makes at a step.
+    memory_now = by_jax.stored_bytes + max(ys_bytes, by_jax.reverse_baseline.memory)
+    copied_bytes = xs_bytes + 2 * ys_bytes  # of the segments
+    copying = target.machine.reading(copied_bytes, copied_bytes)
+    copying += target.machine.writing(copied_bytes, copied_bytes)
+    # With more segments than that, each would be left to `jax.lax.scan`, which the loop is not, unless the number is 0.
+    planned = int(by_jax.forward_baseline.seconds / BRIEF_SECONDS) or _MAX_SEGMENTS
+    most = max(1, min(_MAX_SEGMENTS, planned, scan.length // _MIN_STEPS))
+    for count in range(1, most + 1):
+        if not XLA_KEEPS_BARRIERS and scan.length % count:
+            continue
+        seconds = stored.forward.seconds + stored.reverse.seconds
+        if count > 1:
+            computed_again = 1 - 1 / count if XLA_KEEPS_BARRIERS else 1
+            seconds += by_jax.forward.seconds * computed_again + copying
+        of_segment = (stored.stored_bytes - ys_bytes + stored.reverse.memory) / count
+        bound = memory_bound(
+            options.memory, memory_now, seconds / baseline_seconds, allowed_bytes(loop)
+        )
+        if ys_bytes + of_segment <= bound and seconds < (1 - MIN_GAIN) * seconds_now:
+            return count
+    return None
+
+
+def _train_step(
+    run: Run, scan: ScanParams, argnums: Sequence[int], target: Target, default: Tag
+) -> TrainStep | None:
+    """Returns what a loop and its reverse loop cost, or None if there are not two loops that are compared with others.
+
+    Args:
+        run: the loop, from all its arguments.
+        scan: its parameters.
+        argnums: the positions of the arguments that have tangents.
+        target: what it is lowered for.
+        default: of loops that have no tag.
+    """
+
+    def train(args: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+        def smooth(*moving: Any) -> list[Any]:
+            return list(filter(is_smooth, run(*jaxprs.replaced(args, argnums, moving))))
+
+        outs, transposed = jax.vjp(smooth, *(args[i] for i in argnums))
+        return outs, transposed(list(cotangents))
+
+    body = jaxprs.jaxpr_of(scan.jaxpr)
+    args = _types_of(scan, body.invars, scan.n_consts + scan.n_carry)
+    outs = _types_of(scan, body.outvars, scan.n_carry)
+    jaxpr = jax.make_jaxpr(train)(args, list(filter(is_smooth, outs))).jaxpr
+    loops = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
+    if [eqn.params["reverse"] for eqn in loops] != [scan.reverse, not scan.reverse]:
+        return None
+    plans: list[Plan] = []
+    for eqn in loops:
+        loop_tag = tag.tag_in(metadata_of(eqn)) or default
+        plans.append(compile_loop(ScanParams.of(eqn.params), target, *loop_tag))
+    if any(plan.chosen is None or plan.baseline is None for plan in plans):
+        return None
+    forward, reverse = plans
+    read_bytes = scan.length * sum(map(jaxprs.nbytes, reverse.loop.xs))
+    return TrainStep(
+        forward=forward.chosen.estimate,
+        reverse=reverse.chosen.estimate,
+        forward_baseline=forward.baseline,
+        reverse_baseline=reverse.baseline,
+        stored_bytes=max(read_bytes - default.provenance.xs_bytes, 0),
+    )
+
+
+def _types_of(scan: ScanParams, variables: Sequence[Any], fixed: int) -> list[Any]:
+    """Returns the types of values, of which those after the first `fixed` ones are of all steps."""
+    avals = [v.aval for v in variables]
+
+    def stack(*one: Any) -> list[Any]:
+        return [jax.lax.broadcast(v, (scan.length,)) for v in one]
+
+    stacked = jax.make_jaxpr(stack)(*avals[fixed:])
+    return [*avals[:fixed], *stacked.out_avals]

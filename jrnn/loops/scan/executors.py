@@ -1,0 +1,69 @@
+"""The option `executor`: its names, what cannot be combined with them, and steps that they cannot run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jrnn.errors import ScanError, near
+from jrnn.loops.affine import associative
+from jrnn.loops.compile import AUTO, ON_CPU, SCAN
+from jrnn.loops.ir import Loop
+from jrnn.loops.kernels import native
+from jrnn.loops.newton import Newton
+from jrnn.loops.passes import split
+
+ASSOCIATIVE = "associative"
+NATIVE = "native"
+CHUNKS = "chunks"  # decided when a loop is differentiated (`strategies/try_chunks.py`)
+NEWTON = "newton"  # decided when a loop is traced
+# Why an option cannot be given with an executor.
+_STORES_STATES = "keeps all states, which recompute forbids"
+_ALL_AT_ONCE = "computes all steps at once, and until stops between them"
+_EXCLUDES_RECOMPUTE = {ASSOCIATIVE: _STORES_STATES, NEWTON: _STORES_STATES}
+_EXCLUDES_UNTIL = {ASSOCIATIVE: _ALL_AT_ONCE, NATIVE: _ALL_AT_ONCE, NEWTON: _ALL_AT_ONCE}
+# The reason why an executor cannot run what remains of a loop when contractions have moved out, or None. A caller who asks
+# for one of these gets an error then, when the loop is traced.
+_REFUSALS: dict[str, Callable[[Loop], str | None]] = {
+    ASSOCIATIVE: associative.refusal,
+    NATIVE: native.refusal,
+}
+# The executors that run a loop as they are asked to, or raise.
+EXECUTORS = (AUTO, SCAN, ASSOCIATIVE, NATIVE, NEWTON)
+
+
+def name_of(executor: Any) -> str:
+    """Returns the name of what a caller asks for; raises a ScanError if there is none."""
+    if isinstance(executor, Newton):
+        return NEWTON
+    known = (AUTO, CHUNKS, *ON_CPU, NEWTON)
+    if isinstance(executor, str) and executor in known:
+        return executor
+    names = ", ".join(known)
+    hint = near(str(executor), known)
+    raise ScanError(f"scan: there is no executor {executor!r}; there are {names}{hint}")
+
+
+def check_options(executor: str, recompute: Any, until: Any) -> None:
+    """Raises a ScanError if an option is given that cannot be combined with an executor."""
+    why = None
+    if recompute is not None:
+        why = _EXCLUDES_RECOMPUTE.get(executor)
+    if until is not None:
+        why = why or _EXCLUDES_UNTIL.get(executor)
+    if why is not None:
+        raise ScanError(f"scan: executor {executor!r} {why}; use 'auto' or 'scan'")
+
+
+def may_refuse(executor: str) -> bool:
+    """Returns whether an executor that is asked for by name raises where it cannot run a step."""
+    return executor in _REFUSALS
+
+
+def check_loop(executor: str, loop: Loop) -> None:
+    """Raises a ScanError if an executor cannot run a loop."""
+    why = _REFUSALS[executor](split(loop).core)
+    if why is not None:
+        raise ScanError(
+            f"scan: executor {executor!r} cannot run this step ({why}); use 'auto' or 'scan'"
+        )

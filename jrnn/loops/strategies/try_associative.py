@@ -1,0 +1,81 @@
+"""The strategy "associative": loops that are affine with a diagonal Jacobian are solved in log T doubling steps.
+
+On a CPU doubling steps cost more than they save. Only the coefficients are computed for all steps before the loop, and only
+if that is asked for. On accelerators the loops of gradients are solved without being asked, because values of loops that
+the caller wrote keep the order of sums of `jax.lax.scan`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from jrnn import jaxprs
+from jrnn.loops.affine import associative
+from jrnn.loops.ir import Loop, Refused, ScanParams
+from jrnn.loops.passes import split
+from jrnn.loops.passes.fission import is_computation
+from jrnn.loops.passes.sums import dot_smaller_first
+from jrnn.loops.plan import Candidate
+from jrnn.loops.strategies.context import Context
+from jrnn.loops.strategies.nodes import AssociativeSolve, Split, Steps, steps_with_wide_sums
+from jrnn.loops.strategies.try_few_kernels import split_for_accelerator
+
+NAME = "associative"
+_COMPARED_STEPS = 5  # for which the solution is compared with the loop
+_MIN_STEPS = 64  # of the associative solver; an estimate, not measured
+
+
+def try_associative(context: Context) -> Sequence[Candidate]:
+    """Returns the loop solved for all steps at once, or on a CPU with its coefficients computed before it."""
+    if context.target.platform != "cpu":
+        fission = split_for_accelerator(context)
+        why = _why_not_solved(fission.core, context)
+        if why is not None:
+            raise Refused(why)
+        return [context.candidate(NAME, Split(fission, AssociativeSolve(fission.core)))]
+    if not context.is_requested(NAME):
+        return []
+    why = associative.refusal(context.split(None).core)
+    if why is not None:
+        raise Refused(why)
+    fission = split(context.loop, is_computation, contract=dot_smaller_first)
+    node = Split(fission, Steps(fission.core))
+    # Multiplications and additions that stay in a loop keep their order.
+    finish = functools.partial(node.with_inner, steps_with_wide_sums)
+    return [context.candidate(NAME, node, finish=finish)]
+
+
+def _why_not_solved(residual: Loop, context: Context) -> str | None:
+    """Returns the reason why a loop is not solved for all steps at once, or None."""
+    if not jaxprs.is_known(residual.length):
+        return "the number of steps is symbolic"
+    if context.is_requested(NAME):
+        why = associative.refusal(residual)
+    else:
+        why = associative.why_not_automatic(residual, _MIN_STEPS)
+        if why is None and not context.provenance.of_gradient(residual.reverse):
+            why = "the order of its sums would change; ask for it by executor='associative'"
+        if why is None and not associative.is_bounded(residual):
+            why = "its factors are not provably at most 1, so products of them could overflow"
+    if why is None and context.options.verify:
+        from jrnn.loops.ir import derived
+
+        short = ScanParams.of_loop(residual, _COMPARED_STEPS)
+        agrees, note = derived.validate(short, "in rounds", _solved)
+        return None if agrees else note
+    return why
+
+
+def _solved(scan: ScanParams) -> Any:
+    """Returns what solves a loop at once, for its comparison with the loop; None if it is not affine."""
+    program = jaxprs.inlined(scan.jaxpr, jaxprs.LOWERED_CALLS)
+    loop = scan.loop(program)
+    if associative.refusal(loop) is not None:
+        return None
+
+    def run(consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> Any:
+        return AssociativeSolve(loop).run([*program.consts, *consts], init, xs, scan.length)
+
+    return run
