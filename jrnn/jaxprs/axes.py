@@ -122,7 +122,8 @@ def join_followed(
                 classes.join(atom, axis, v, to)
             unmatched -= followed.keys()
             reached[v].update(followed.values())
-        classes.fix(atom, [axis for axis in unmatched if not any_size(atom.aval.shape[axis])])
+        if unmatched:
+            classes.fix(atom, [axis for axis in unmatched if not any_size(atom.aval.shape[axis])])
     for v in eqn.outvars if eqn.primitive.name not in fills else ():
         classes.fix(v, {*range(v.aval.ndim)} - reached[v])
     return True

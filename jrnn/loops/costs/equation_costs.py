@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -149,16 +151,16 @@ def has_one_row(eqn: Eqn) -> bool:
 
 def _sides(eqn: Eqn) -> list[tuple[int, int]]:
     """Returns the rows of each operand of a product, and the elements of a row that are multiplied and summed."""
-    sides = []
-    for atom, summed, batch in zip(eqn.invars, *eqn.params["dimension_numbers"]):
-        free_sizes = [n for axis, n in enumerate(atom.aval.shape) if axis not in (*summed, *batch)]
-        sides.append(
-            (
-                jaxprs.elements(free_sizes),
-                jaxprs.elements([atom.aval.shape[axis] for axis in summed]),
-            )
-        )
-    return sides
+    numbers = zip(eqn.invars, *eqn.params["dimension_numbers"])
+    return [_rows_and_summed(a.aval.shape, tuple(s), tuple(b)) for a, s, b in numbers]
+
+
+@functools.lru_cache(maxsize=1024)  # asked several times for each product, of which most are alike
+def _rows_and_summed(
+    shape: tuple[Any, ...], summed: tuple[int, ...], batch: tuple[int, ...]
+) -> tuple[int, int]:
+    free_sizes = [n for axis, n in enumerate(shape) if axis not in summed and axis not in batch]
+    return jaxprs.elements(free_sizes), jaxprs.elements([shape[axis] for axis in summed])
 
 
 def packing_seconds(

@@ -130,24 +130,40 @@ class _Body:
     def in_order(self) -> list[int]:
         """Returns the positions of the kernels in XLA:CPU's order.
 
-        It is breadth first: all kernels that only read inputs run before those that read their results.
+        It is breadth first: all kernels that only read inputs run before those that read their results. A value that is no
+        array is there when what it is computed from is.
         """
-        kernels = [i for i, is_kernel in enumerate(self.kernels) if is_kernel]
-        writers = {v: i for i in kernels for v in self.eqns[i].outvars}
-        written = self._sources.bits(writers)
-        readers = defaultdict[int, list[int]](list)
-        missing = Counter[int]()
-        for i in kernels:
-            read = self._sources.listed(self.reads[i] & written)
-            sources = dict.fromkeys(writers[v] for v in read)
-            missing[i] = len(sources)
-            for source in sources:
-                readers[source].append(i)
-        order = [i for i in kernels if not missing[i]]
+        missing = Counter[int]()  # operands that are not there yet
+        readers = defaultdict[Var, list[int]](list)
+        for i, fact in enumerate(self.facts):
+            for v in fact.inputs:
+                if v in self._operands:
+                    missing[i] += 1
+                    readers[v].append(i)
+
+        def ready(equations: list[int]) -> list[int]:
+            """Returns the kernels among equations whose operands are there, and among those that follow from them."""
+            kernels = []
+            for i in equations:  # which grows
+                if self.kernels[i]:
+                    kernels.append(i)
+                fused = [v for v in self.eqns[i].outvars if v not in self.arrays]
+                equations += read_last(fused)
+            return sorted(kernels)
+
+        def read_last(values: Iterable[Var]) -> list[int]:
+            """Returns the equations of whose operands these values are the last that were not there."""
+            complete = []
+            for v in values:
+                for i in readers[v]:
+                    missing[i] -= 1
+                    if not missing[i]:
+                        complete.append(i)
+            return complete
+
+        order = ready([i for i in range(len(self.eqns)) if not missing[i]])
         for i in order:  # which grows
-            for reader in readers[i]:
-                missing[reader] -= 1
-            order += [j for j in readers[i] if not missing[j]]
+            order += ready(read_last(v for v in self.eqns[i].outvars if v in self.arrays))
         return order
 
     def changes_of_bytes(self, temporary: AbstractSet[Var], order: Sequence[int]) -> Counter[int]:

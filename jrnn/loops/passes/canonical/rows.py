@@ -25,6 +25,7 @@ class RowAxes:
 
     def __init__(self, loop: Loop, merge: bool):
         self._classes = axes.Classes()
+        self._rows_of: dict[Var, list[int]] = {}
         for old, new in zip(loop.carry, loop.carry_out):
             for a in range(old.aval.ndim):
                 self._classes.join(old, a, new, a)
@@ -75,10 +76,14 @@ class RowAxes:
 
     def _rows(self, v: Var) -> list[int]:
         """Returns the axes of a value that are rows, in the order of all rows."""
-        if not hasattr(v.aval, "shape"):
+        if not self._order or not hasattr(v.aval, "shape"):
             return []
-        roots = [(self._root(v, a), a) for (a,) in natural(v.aval.shape)]
-        return [a for root in self._order for of, a in roots if of == root]
+        rows = self._rows_of.get(v)
+        if rows is None:
+            roots = [(self._root(v, a), a) for (a,) in natural(v.aval.shape)]
+            rows = [a for root in self._order for of, a in roots if of == root]
+            self._rows_of[v] = rows
+        return rows
 
     def _single_row(self, v: Var) -> list[int]:
         """Returns an axis of size 1 of a vector, if it has one and the loop has no rows: it is a matrix of one row."""
