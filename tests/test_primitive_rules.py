@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import jrnn
-from jrnn.convert.emit import RULES as CAFFE2
+from jrnn.convert.emitter import RULES as CAFFE2
 from jrnn.jaxprs import inlined, primitives
 from jrnn.jaxprs.by_numpy import evaluate_by_numpy
 from jrnn.jaxprs.flat import body_of

@@ -17,7 +17,7 @@ import jax
 from jax.sharding import SingleDeviceSharding
 from rich.table import Table
 
-from jrnn.bench import report
+from jrnn.bench import results
 from jrnn.bench.hlo import Cost, Module
 from jrnn.bench.peers import FUNCTIONS, in_mode, versions
 from jrnn.bench.sizes import CELLS, MODES, Size, check_names
@@ -191,7 +191,7 @@ def run(target: str, options: SuiteOptions) -> list[CompiledRow]:
             "versions": versions(),
             "times": "estimated",
         }
-        report.save(options.json, conditions, "rows", rows)
+        results.save(options.json, conditions, "rows", rows)
     return rows
 
 
@@ -245,4 +245,4 @@ def table(rows: Sequence[CompiledRow], accelerator: Accelerator) -> Table:
     title = (
         f"compiled for {accelerator.title}, not run; the time is an ESTIMATE: {accelerator.model}"
     )
-    return report.table_of(title, columns, [r.job for r in rows])
+    return results.table_of(title, columns, [r.job for r in rows])

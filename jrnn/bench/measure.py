@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.bench import peers, report
+from jrnn.bench import peers, results
 from jrnn.bench.peers import Timed
 from jrnn.bench.suites import SuiteOptions, check_options
 from jrnn.loops import host
@@ -95,7 +95,7 @@ def gemm_flops(seconds: float = 0.3, sides: Sequence[int] = (384, 512, 1024)) ->
     return best
 
 
-def run(options: SuiteOptions, suite: ModuleType) -> list[report.Record]:
+def run(options: SuiteOptions, suite: ModuleType) -> list[results.Record]:
     """Runs a suite of the benchmark, prints its tables and writes its files.
 
     Raises:
@@ -104,7 +104,7 @@ def run(options: SuiteOptions, suite: ModuleType) -> list[report.Record]:
     """
     check_options(options, suite)
     gemm = 0.0  # the best rate of all jobs
-    records: list[report.Record] = []
+    records: list[results.Record] = []
     for job in suite.jobs(options):
         options.console.print(f"{job.cell} {job.mode} {job.size}", style="dim")
         gemm = max(gemm, gemm_flops())
@@ -119,20 +119,20 @@ def run(options: SuiteOptions, suite: ModuleType) -> list[report.Record]:
             costs = dict(compile_seconds=p.compile_seconds, peak_bytes=p.peak_bytes)
             speed = job.flops / t.median
             records.append(
-                report.Record(
+                results.Record(
                     job.cell, job.size, job.mode, name, **asdict(t), **costs, flops_per_second=speed
                 )
             )
-    options.console.print(report.times_table(records, gemm))
+    options.console.print(results.times_table(records, gemm))
     for peer in dict.fromkeys(r.peer for r in records):
-        if peer in suite.OURS and report.ratios(records, peer):
-            options.console.print(report.ratios_table(records, peer))
+        if peer in suite.OURS and results.ratios(records, peer):
+            options.console.print(results.ratios_table(records, peer))
     if hasattr(suite, "summary"):
         options.console.print(suite.summary(records))
     if options.json:
-        report.save(options.json, conditions(gemm, options.turns), "records", records)
+        results.save(options.json, conditions(gemm, options.turns), "records", records)
     if options.plot:
-        report.plot(options.plot, records)
+        results.plot(options.plot, records)
     return records
 
 

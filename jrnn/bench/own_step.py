@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from jrnn import jaxprs
-from jrnn.bench import measure, report
+from jrnn.bench import measure, results
 from jrnn.bench.peers import Timed, clocked
-from jrnn.bench.report import Record
+from jrnn.bench.results import Record
 from jrnn.bench.sizes import MODES, check_names
 from jrnn.bench.suites import SuiteOptions
 from jrnn.convert.named import load_named
@@ -109,7 +109,7 @@ class StepReport:
         )
         rows = [(r.mode, r.peer, r.ran, *self._numbers(r)) for r in self.records]
         columns = {name: [row[k] for row in rows] for k, name in enumerate(_COLUMNS)}
-        return report.table_of(title, columns, [r.mode for r in self.records])
+        return results.table_of(title, columns, [r.mode for r in self.records])
 
     def _numbers(self, r: StepRecord) -> list[str]:
         plain = self.of(r.mode, JAX)
@@ -228,9 +228,9 @@ def run(target: str, feeds: Mapping[str, Any], options: SuiteOptions) -> StepRep
             "step": target,
             "not_measured": missing,
         }
-        report.save(options.json, conditions, "records", measured.records)
+        results.save(options.json, conditions, "records", measured.records)
     if options.plot:
-        report.plot(options.plot, measured.records)
+        results.plot(options.plot, measured.records)
     return measured
 
 

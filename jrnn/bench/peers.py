@@ -23,7 +23,7 @@ import numpy as np
 from flax import nnx
 
 from jrnn import nn
-from jrnn.bench import steps
+from jrnn.bench import measured_cells
 from jrnn.bench.sizes import AFFINE, Size
 from jrnn.errors import ScanError
 from jrnn.files import read_text
@@ -151,9 +151,9 @@ def _compiled(function: Callable[[str, Size], Function | None]) -> Peer:
 
 def scanned(which: Callable, cell: str, size: Size) -> Function:
     """Returns a cell of this benchmark through a scan."""
-    weights, x = steps.inputs(cell, size)
-    carry = steps.initial(cell, size)
-    return Function(lambda p, x: which(steps.make(cell, p), carry, x)[1], weights, x)
+    weights, x = measured_cells.inputs(cell, size)
+    carry = measured_cells.initial(cell, size)
+    return Function(lambda p, x: which(measured_cells.make(cell, p), carry, x)[1], weights, x)
 
 
 def flax_rnn(cell: str, size: Size) -> Function | None:
@@ -163,8 +163,8 @@ def flax_rnn(cell: str, size: Size) -> Function | None:
         return None
     module = nnx.RNN(cells[cell](size.features, size.hidden, rngs=nnx.Rngs(0)), time_major=True)
     graph, weights, rest = nnx.split(module, nnx.Param, ...)
-    x = steps.inputs(cell, size)[1]
-    carry = steps.initial(cell, size)
+    x = measured_cells.inputs(cell, size)[1]
+    carry = measured_cells.initial(cell, size)
     return Function(lambda p, x: nnx.merge(graph, p, rest)(x, initial_carry=carry), weights, x)
 
 
@@ -174,7 +174,9 @@ def jrnn_nn(cell: str, size: Size) -> Function | None:
     if cell not in modules:
         return None
     graph, weights = nnx.split(modules[cell](size.features, size.hidden, rngs=nnx.Rngs(0)))
-    return Function(lambda p, x: nnx.merge(graph, p)(x)[0], weights, steps.inputs(cell, size)[1])
+    return Function(
+        lambda p, x: nnx.merge(graph, p)(x)[0], weights, measured_cells.inputs(cell, size)[1]
+    )
 
 
 def caffe2_net(cell: str, size: Size) -> Function | None:
@@ -189,7 +191,7 @@ def caffe2_net(cell: str, size: Size) -> Function | None:
     weights = run_net(b.build_init(), {}, key=jax.random.key(0))
     fn = to_jax(net, [run.output])
     return Function(
-        lambda p, x: fn({**p, "x": x})[run.output], weights, steps.inputs(cell, size)[1]
+        lambda p, x: fn({**p, "x": x})[run.output], weights, measured_cells.inputs(cell, size)[1]
     )
 
 
@@ -210,7 +212,9 @@ def torch_rnn(cell: str, size: Size, mode: str) -> Timed | None:
     cells = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
     if cell not in cells:
         return None
-    return torch_program(cells[cell](size.features, size.hidden), steps.inputs(cell, size)[1], mode)
+    return torch_program(
+        cells[cell](size.features, size.hidden), measured_cells.inputs(cell, size)[1], mode
+    )
 
 
 def torch_program(module: Any, x: Any, mode: str) -> Timed:

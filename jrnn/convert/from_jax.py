@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.convert.emit import TYPE_CODES, TYPES, UNKNOWN, Blob, Emitter
+from jrnn.convert.emitter import TYPE_CODES, TYPES, UNKNOWN, Blob, Emitter
 from jrnn.convert.groups import recognize
 from jrnn.convert.named import load_named
 from jrnn.convert.package import Package

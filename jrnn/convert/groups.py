@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jrnn.convert.emit import FLOAT, Emitter, Value, rule
+from jrnn.convert.emitter import FLOAT, Emitter, Value, rule
 from jrnn.convert.match import ANY, find, is_view, maker_of, ordered, pattern
-from jrnn.convert.rules.products import fully_connected
-from jrnn.convert.rules.shapes import join
+from jrnn.convert.rules.product_rules import fully_connected
+from jrnn.convert.rules.shape_rules import join
 from jrnn.jaxprs.flat import Atom, FlatEquation, Graph, Var
 
 Shape = tuple[int, ...]

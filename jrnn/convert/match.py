@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrnn.convert.emit import shrink
+from jrnn.convert.emitter import shrink
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.flat import Atom, FlatEquation, Graph, Var, flatten
 

@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 
 from jrnn.errors import ConversionError, near
-from jrnn.interop.cells import CellArrays, Params, from_system, one_direction, other_gru, to_system
+from jrnn.interop.cell_weights import (
+    CellArrays,
+    Params,
+    from_system,
+    one_direction,
+    other_gru,
+    to_system,
+)
 from jrnn.nn.conventions import convention
 
 _GRU_BLOBS = {"r": "reset_gate_t", "z": "update_gate_t", "n": "output_gate_t"}

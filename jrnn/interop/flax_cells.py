@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jrnn.errors import ConversionError
-from jrnn.interop.cells import CellArrays, Params, from_system, to_system
+from jrnn.interop.cell_weights import CellArrays, Params, from_system, to_system
 from jrnn.nn.conventions import convention
 
 _KINDS: dict[type, str] = {

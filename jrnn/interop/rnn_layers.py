@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from jrnn.errors import ConversionError
-from jrnn.interop.cells import (
+from jrnn.interop.cell_weights import (
     CellArrays,
     Params,
     from_system,

@@ -26,7 +26,7 @@ import numpy as np
 from jrnn.errors import ConversionError, near
 from jrnn.files.tensors import open_tensors, write_tensors
 from jrnn.files.torch_files import as_array, is_of_torch, read_torch
-from jrnn.interop.cells import Params
+from jrnn.interop.cell_weights import Params
 
 _TYPES = {
     "F64": np.float64,

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jrnn import nn
 from jrnn.errors import ConversionError, near
-from jrnn.interop.cells import Params
+from jrnn.interop.cell_weights import Params
 from jrnn.interop.torch_weights import load_state_dict
 
 _Turn = Callable[[np.ndarray], np.ndarray]

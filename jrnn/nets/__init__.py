@@ -20,9 +20,9 @@ if TYPE_CHECKING:  # the names of _HOMES for type checkers
     from jrnn.nets.proto import read_net as read_net
     from jrnn.nets.proto import serialize_net as serialize_net
     from jrnn.nets.proto import write_net as write_net
-    from jrnn.nets.recurrent import recurrent_net as recurrent_net
-    from jrnn.nets.recurrent import retrieve_step_blobs as retrieve_step_blobs
-    from jrnn.nets.recurrent import unrolled_net as unrolled_net
+    from jrnn.nets.recurrent_networks import recurrent_net as recurrent_net
+    from jrnn.nets.recurrent_networks import retrieve_step_blobs as retrieve_step_blobs
+    from jrnn.nets.recurrent_networks import unrolled_net as unrolled_net
 
 _HOMES = {
     "autodiff": ["add_gradients"],
@@ -31,7 +31,7 @@ _HOMES = {
     "ir": ["Net", "Op"],
     "lowering": ["infer_shapes", "run_net", "to_jax"],
     "proto": ["format_net", "read_net", "serialize_net", "write_net"],
-    "recurrent": ["recurrent_net", "retrieve_step_blobs", "unrolled_net"],
+    "recurrent_networks": ["recurrent_net", "retrieve_step_blobs", "unrolled_net"],
 }
 __getattr__, __dir__ = attributes(__name__, _HOMES)
 __all__ = sorted(name for names in _HOMES.values() for name in names)

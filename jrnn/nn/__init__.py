@@ -4,13 +4,13 @@ In: x [T, N, D], states and parameters. Out: y [T, N, H] and the next states. Re
 """
 
 from jrnn.nn import functional
-from jrnn.nn.families.convolution import CausalConv
+from jrnn.nn.families.causal_convolution import CausalConv
 from jrnn.nn.families.diagonal import LRU, RGLRU, S5
-from jrnn.nn.families.linear_attention import GLA, DeltaNet, GatedDeltaNet, RetNet
-from jrnn.nn.families.mamba import Mamba, Mamba2
+from jrnn.nn.families.linear_attention_layers import GLA, DeltaNet, GatedDeltaNet, RetNet
+from jrnn.nn.families.mamba_layer import Mamba, Mamba2
 from jrnn.nn.families.minimal import IndRNN, MinGRU, MinLSTM
-from jrnn.nn.families.rwkv import RWKV7
-from jrnn.nn.families.xlstm import MLSTM, SLSTM
+from jrnn.nn.families.rwkv_layers import RWKV7
+from jrnn.nn.families.xlstm_layers import MLSTM, SLSTM
 from jrnn.nn.modules import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from jrnn.nn.packing import (
     PackedSequence,

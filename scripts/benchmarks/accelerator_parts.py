@@ -24,7 +24,7 @@ from linear_layers import LAYERS, problem
 
 import jrnn
 from jrnn import nn
-from jrnn.bench import peers, steps
+from jrnn.bench import measured_cells, peers
 from jrnn.bench.sizes import AFFINE, CELLS, Size
 from jrnn.loops import scan
 from jrnn.loops.ir import observers
@@ -137,7 +137,9 @@ def cells(
     executor: str = "auto", names: Sequence[str] = (*CELLS, *CUSTOM)
 ) -> Iterator[tuple[str, Case]]:
     def run(w: Any, x: Any, cell: str, size: Size, executor: str = "auto") -> Any:
-        return scan(steps.make(cell, w), steps.initial(cell, size), x, executor=executor)
+        return scan(
+            measured_cells.make(cell, w), measured_cells.initial(cell, size), x, executor=executor
+        )
 
     for cell in names:
         # Affine gradients are solved in rounds from 64 steps on; in many steps others, such as "memory", are chaotic.
@@ -146,7 +148,11 @@ def cells(
         label = f"{cell}" if executor == "auto" else f"{cell} {executor}"
         yield (
             label,
-            Case(functools.partial(plain, executor=executor), steps.inputs(cell, size), plain),
+            Case(
+                functools.partial(plain, executor=executor),
+                measured_cells.inputs(cell, size),
+                plain,
+            ),
         )
 
 

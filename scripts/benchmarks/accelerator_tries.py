@@ -28,7 +28,7 @@ from accelerator_parts import (
 )
 from linear_layers import LAYERS
 
-from jrnn.bench import steps
+from jrnn.bench import measured_cells
 from jrnn.bench.sizes import Size
 from jrnn.loops import compile as compiling
 from jrnn.loops import scan
@@ -156,12 +156,12 @@ def mixed_lstm(p: Any, state: Any, x: Any) -> tuple[Any, Any]:
 def bfloat16(day: Day) -> None:
     jobs = []
     for size in SIZES:
-        w, x = steps.inputs("lstm", size)
+        w, x = measured_cells.inputs("lstm", size)
         given = (
             {k: v.astype(jnp.float32 if k == "b" else jnp.bfloat16) for k, v in w.items()},
             x.astype(jnp.bfloat16),
         )
-        carry = steps.initial("lstm", size)
+        carry = measured_cells.initial("lstm", size)
         for peer, which in SCANS.items():
 
             def fn(p, x, which=which, carry=carry):

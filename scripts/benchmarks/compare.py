@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jrnn.bench.report import table_of
+from jrnn.bench.results import table_of
 
 JOB = ("cell", "mode", "size", "peer")
 

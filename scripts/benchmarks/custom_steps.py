@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.bench import peers
+from jrnn.bench.measured_cells import Weights, gates, hidden, register, two
 from jrnn.bench.sizes import MODES, SETS
-from jrnn.bench.steps import Weights, gates, hidden, register, two
 from jrnn.bench.suites import Job, SuiteOptions
 
 OURS = ("jrnn",)

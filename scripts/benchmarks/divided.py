@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from processes import Process
 
-from jrnn.bench import peers, steps
+from jrnn.bench import measured_cells, peers
 from jrnn.bench.peers import Timed, compiled
 from jrnn.bench.sizes import CELLS, MODES, SETS, Size, flops
 from jrnn.bench.suites import Job, SuiteOptions
@@ -64,11 +64,11 @@ def divided_here(devices: int, cell: str, size: Size, mode: str) -> Timed:
             jax.tree.map(np.asarray, tree), NamedSharding(mesh, PartitionSpec(*spec))
         )
 
-    weights, x = steps.inputs(cell, size)
-    carry = put(steps.initial(cell, size), "batch")
+    weights, x = measured_cells.inputs(cell, size)
+    carry = put(measured_cells.initial(cell, size), "batch")
 
     def forward(weights: Any, x: Any) -> Any:
-        return scan(steps.make(cell, weights), carry, x)[1]
+        return scan(measured_cells.make(cell, weights), carry, x)[1]
 
     return compiled(forward, put(weights), put(x, None, "batch"), mode)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jrnn.bench.report import Record
+from jrnn.bench.results import Record
 
 
 def pairs_of(records: Iterable[Record], mode: str) -> list[tuple[Record, Record]]:

@@ -20,7 +20,7 @@ from compare import comparison_table
 from rich.console import Console
 from spelled_cells import problem
 
-from jrnn.bench import cell_suite, measure, peers, report, steps
+from jrnn.bench import cell_suite, measure, measured_cells, peers, results
 from jrnn.bench.peers import Timed
 from jrnn.bench.sizes import CELLS, SIZES, Size, flops
 from jrnn.bench.suites import SuiteOptions
@@ -80,7 +80,7 @@ def test_records_tables_json_plot_and_comparison(tmp_path):
     assert {"device", "cores", "flags", "gemm_flops_per_second", "matmul_precision"} <= set(
         data["conditions"]
     )
-    assert [report.Record(**r) for r in data["records"]] == records
+    assert [results.Record(**r) for r in data["records"]] == records
     lines = shown_by(comparison_table(data["records"], data["records"])).splitlines()
     assert {line.split("│")[-2].strip() for line in lines if "min_gru" in line} == {"1.00"}
 
@@ -96,8 +96,8 @@ def test_mistakes_name_the_near_word():
 def test_the_same_step_gives_the_same_result_through_every_scan():
     """What is compared computes the same: each peer that takes our weights is checked against lax.scan."""
     for cell in (*CELLS, *custom_steps.CUSTOM):
-        weights, x = steps.inputs(cell, TINY)
-        step, carry = steps.make(cell, weights), steps.initial(cell, TINY)
+        weights, x = measured_cells.inputs(cell, TINY)
+        step, carry = measured_cells.make(cell, weights), measured_cells.initial(cell, TINY)
         ours, theirs = (which(step, carry, x)[1] for which in (peers.scan, jax.lax.scan))
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
@@ -124,7 +124,7 @@ def test_large_programs_take_fewer_turns():
 
 def test_ratios_and_their_means_by_set_of_sizes():
     def record(size, peer, median):
-        return report.Record(
+        return results.Record(
             "lstm", str(size), "train", peer, median, median, median, 3, None, None, 1.0
         )
 
@@ -135,7 +135,7 @@ def test_ratios_and_their_means_by_set_of_sizes():
         for peer, t in (("jrnn", ours), ("flax", their))
     ]
     text = io.StringIO()
-    Console(file=text, width=200).print(report.ratios_table(records))
+    Console(file=text, width=200).print(results.ratios_table(records))
     lines = [line.split("│")[3:5] for line in text.getvalue().splitlines() if "lstm" in line]
     assert [(what.strip(), ratio.strip()) for what, ratio in lines] == [
         ("100x1x128x128", "0.50"),
@@ -154,18 +154,18 @@ def shown_by(table):
 
 def test_a_column_that_would_be_empty_is_left_out():
     def record(peer, compile_seconds):
-        return report.Record(
+        return results.Record(
             "lstm", "3x2x1x1", "train", peer, 4e-5, 3e-5, 6e-5, 3, compile_seconds, None, 2.5e8
         )
 
-    bare = shown_by(report.times_table([record("torch", None)], 1e9))
+    bare = shown_by(results.times_table([record("torch", None)], 1e9))
     assert "compile s" not in bare and "temporary MB" not in bare
     assert [cell.strip() for cell in bare.splitlines()[-2].split("│")[5:-1]] == [
         "0.04",
         "0.03-0.06",
         "25.0%",
     ]
-    both = shown_by(report.times_table([record("jrnn", 1.5), record("torch", None)], 1e9))
+    both = shown_by(results.times_table([record("jrnn", 1.5), record("torch", None)], 1e9))
     assert (
         "compile s" in both
         and "1.50" in both
@@ -186,7 +186,7 @@ def test_a_gemm_is_measured_beside_every_job(monkeypatch):
     monkeypatch.setattr(measure, "gemm_flops", lambda: next(rates))
     options, text = quiet(cells=["min_gru"], peers=["jrnn"], modes=["forward"])
     sizes = ["3x2x3x4", "2x1x1x1", "2x1x2x1"]
-    monkeypatch.setattr(report, "times_table", lambda records, gemm: f"at best {gemm}")
+    monkeypatch.setattr(results, "times_table", lambda records, gemm: f"at best {gemm}")
     run(replace(options, sizes=sizes))
     assert "at best 3.0" in text.getvalue()
 

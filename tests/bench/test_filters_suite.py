@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from jrnn.bench.peers import Timed
-from jrnn.bench.report import Record
+from jrnn.bench.results import Record
 from jrnn.bench.suites import SuiteOptions
 
 

@@ -7,7 +7,7 @@ import subprocess
 import first_call
 import pytest
 
-from jrnn.bench.report import Record
+from jrnn.bench.results import Record
 from jrnn.bench.suites import SuiteOptions
 from jrnn.errors import ConfigError
 

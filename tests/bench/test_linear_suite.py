@@ -10,7 +10,7 @@ import pytest
 from linear_layers import LAYERS, problem
 
 from jrnn.bench.peers import Timed
-from jrnn.bench.report import Record
+from jrnn.bench.results import Record
 from jrnn.bench.sizes import Size
 from jrnn.bench.suites import SuiteOptions
 from jrnn.errors import ConfigError

@@ -7,7 +7,7 @@ import pytest
 import tiny_loops
 
 from jrnn.bench.peers import Timed
-from jrnn.bench.report import Record
+from jrnn.bench.results import Record
 from jrnn.bench.suites import SuiteOptions
 
 

@@ -13,7 +13,7 @@ from zoo import normal
 
 import jrnn
 from jrnn.convert import Package, from_factory
-from jrnn.convert.emit import RULES
+from jrnn.convert.emitter import RULES
 from jrnn.errors import ConversionError
 
 pytestmark = pytest.mark.usefixtures("little_compilation")

@@ -11,7 +11,7 @@ from rule_cases import CASES
 from zoo import MODELS, model, normal
 
 import jrnn
-from jrnn.convert.emit import RULES
+from jrnn.convert.emitter import RULES
 from jrnn.convert.groups import recognize
 from jrnn.errors import ConversionError
 from jrnn.jaxprs.flat import flatten

@@ -16,7 +16,7 @@ from by_numpy import by_numpy
 
 import jrnn
 from jrnn import jaxprs, nn
-from jrnn.bench import steps
+from jrnn.bench import measured_cells
 from jrnn.bench.sizes import Size
 from jrnn.jaxprs import primitives
 from jrnn.loops import install, scan
@@ -36,7 +36,7 @@ def loss_of(which, cell, size=SIZE):
     """A loss of the outputs and of the last carry, of the weights and the input."""
 
     def loss(weights, x):
-        last, ys = which(steps.make(cell, weights), steps.initial(cell, size), x)
+        last, ys = which(measured_cells.make(cell, weights), measured_cells.initial(cell, size), x)
         return jnp.sum(jnp.sin(ys)) + sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(last))
 
     return loss
@@ -45,7 +45,7 @@ def loss_of(which, cell, size=SIZE):
 def loops_for(target, cell, size=SIZE):
     """What runs the forward and the reverse loop of a gradient."""
     closed = jax.make_jaxpr(jax.grad(loss_of(scan, cell, size), argnums=(0, 1)))(
-        *steps.inputs(cell, size)
+        *measured_cells.inputs(cell, size)
     )
     plans = plans_in(closed.jaxpr, target)
     assert [plan.strategy for plan in plans] == ["scan", "scan"]
@@ -75,7 +75,7 @@ def for_cuda(monkeypatch):
     "cell", ["lstm", "gru", "slstm", "layer_norm_lstm", "peephole_lstm", "relu_mlp", "memory"]
 )
 def test_values_and_gradients_are_those_of_the_loop(cell, for_cuda):
-    weights, x = steps.inputs(cell, SIZE)
+    weights, x = measured_cells.inputs(cell, SIZE)
     ours, theirs = (
         jax.value_and_grad(loss_of(which, cell), argnums=(0, 1)) for which in (scan, jax.lax.scan)
     )
@@ -156,7 +156,7 @@ def test_a_long_contraction_that_xla_would_cut_and_pad_is_cut_in_two(for_cuda):
     forward, _ = loops_for(CUDA, "gru", size)
     (product,) = [e for e in given_to_xla(forward).eqns if primitives.is_contraction(e)]
     assert product.outvars[0].aval.shape == (2, 2, 3 * 522)
-    weights, x = steps.inputs("gru", size)
+    weights, x = measured_cells.inputs("gru", size)
     actual = jax.jit(loss_of(scan, "gru", size))(weights, x)
     wanted = by_numpy(loss_of(jax.lax.scan, "gru", size))(weights, x)
     np.testing.assert_allclose(actual, wanted, rtol=1e-5)

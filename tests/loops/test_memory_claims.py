@@ -15,7 +15,7 @@ import pytest
 from linear_layers import LAYERS, problem
 
 import jrnn
-from jrnn.bench import steps
+from jrnn.bench import measured_cells
 from jrnn.bench.sizes import CELLS, MODES, Size
 
 pytestmark = pytest.mark.usefixtures("without_kernel")
@@ -25,10 +25,12 @@ SMALL = 20_000  # bytes of XLA's own small arrays
 
 def of_cell(cell, mode):
     size = Size.parse("64x32x64x256")
-    weights, x = steps.inputs(cell, size)
+    weights, x = measured_cells.inputs(cell, size)
 
     def forward(weights, x):
-        return jrnn.scan(steps.make(cell, weights), steps.initial(cell, size), x)[1]
+        return jrnn.scan(measured_cells.make(cell, weights), measured_cells.initial(cell, size), x)[
+            1
+        ]
 
     def loss(weights, x):
         return sum(jnp.sum(v**2) for v in jax.tree.leaves(forward(weights, x)))

@@ -1,6 +1,13 @@
-"""The conversion rules, by family. Importing this package fills the table `jrnn.convert.emit.RULES`.
+"""The conversion rules, by family. Importing this package fills the table `jrnn.convert.emitter.RULES`.
 
-In: one equation of a jaxpr and the `Emitter`. Out: the operators that compute it. Read `elementwise.py` first.
+In: one equation of a jaxpr and the `Emitter`. Out: the operators that compute it. Read `elementwise_rules.py` first.
 """
 
-from jrnn.convert.rules import control, elementwise, indexing, products, reduce, shapes
+from jrnn.convert.rules import (
+    control_rules,
+    elementwise_rules,
+    indexing_rules,
+    product_rules,
+    reduction_rules,
+    shape_rules,
+)

@@ -25,8 +25,8 @@ from jrnn.models.family import (
     linear,
     products,
 )
-from jrnn.nn.families.linear_attention import delta, gated_delta
-from jrnn.nn.families.mamba import state_space
+from jrnn.nn.families.linear_attention_layers import delta, gated_delta
+from jrnn.nn.families.mamba_layer import state_space
 from jrnn.nn.span import Span, along_last, heads, rms_norm, unit_length
 
 CONVOLUTIONS = Merge(("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"), stacks=False)

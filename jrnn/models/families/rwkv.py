@@ -32,7 +32,7 @@ from jrnn.models.family import (
     linear,
     products,
 )
-from jrnn.nn.families.rwkv import bonus, decayed, time_mixing
+from jrnn.nn.families.rwkv_layers import bonus, decayed, time_mixing
 from jrnn.nn.span import along_last, heads, layer_norm
 
 

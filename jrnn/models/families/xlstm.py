@@ -27,7 +27,7 @@ from jrnn.models.family import (
     State,
     linear,
 )
-from jrnn.nn.families.xlstm import mlstm
+from jrnn.nn.families.xlstm_layers import mlstm
 from jrnn.nn.span import heads, layer_norm
 
 

@@ -38,8 +38,8 @@ from jrnn.nets.cells.base import (
     fully_connected,
     refuse_products,
 )
-from jrnn.nets.cells.options import LayerOptions, LRUOptions
-from jrnn.nets.recurrent import RecurrentState
+from jrnn.nets.cells.cell_options import LayerOptions, LRUOptions
+from jrnn.nets.recurrent_networks import RecurrentState
 
 _OPTIONS = LayerOptions()
 

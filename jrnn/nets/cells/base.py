@@ -13,7 +13,7 @@ from typing import Any
 
 from jrnn.errors import NetError
 from jrnn.nets.builder import NetBuilder
-from jrnn.nets.recurrent import RecurrentState, recurrent_net, unrolled_net
+from jrnn.nets.recurrent_networks import RecurrentState, recurrent_net, unrolled_net
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from jrnn.nets.cells.base import (
     fully_connected,
     joined,
 )
-from jrnn.nets.cells.options import BasicRNNOptions, GRUOptions
+from jrnn.nets.cells.cell_options import BasicRNNOptions, GRUOptions
 
 GATES = ("reset", "update", "output")
 

@@ -11,8 +11,9 @@ from jrnn.errors import NetError
 from jrnn.files import plain
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.cells.affine import LRUCell, MinGRUCell, MinLSTMCell
-from jrnn.nets.cells.attention import AttentionCell, Encoder
+from jrnn.nets.cells.attention_cell import AttentionCell, Encoder
 from jrnn.nets.cells.base import run_cell
+from jrnn.nets.cells.cell_options import CommonOptions, LSTMOptions
 from jrnn.nets.cells.gru import BasicRNNCell, GRUCell
 from jrnn.nets.cells.lstm import (
     LayerNormLSTMCell,
@@ -21,9 +22,8 @@ from jrnn.nets.cells.lstm import (
     LSTMFamily,
     MILSTMCell,
 )
-from jrnn.nets.cells.options import CommonOptions, LSTMOptions
 from jrnn.nets.cells.wrappers import StackedCell
-from jrnn.nets.recurrent import RecurrentState
+from jrnn.nets.recurrent_networks import RecurrentState
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.cells.base import Cell, StateSpec, StepInputs, dropped, fully_connected, joined
-from jrnn.nets.cells.options import LSTMOptions
+from jrnn.nets.cells.cell_options import LSTMOptions
 
 EPSILON = 1e-4  # of layer normalization
 _NORMALIZED = (

@@ -11,7 +11,7 @@ from jrnn.errors import NetError
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.cells.base import Cell, StateSpec, StepInputs
 from jrnn.nets.ir import Op
-from jrnn.nets.recurrent import RecurrentState
+from jrnn.nets.recurrent_networks import RecurrentState
 
 
 @dataclass(frozen=True)

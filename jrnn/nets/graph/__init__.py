@@ -7,12 +7,14 @@ For shapes and types of blobs, which need operators, see `jrnn.nets.infer_shapes
 
 import types
 
-from jrnn.nets.graph.devices import assign_device_option as assign_device_option
-from jrnn.nets.graph.devices import fuse_copy_between_cpu_and_gpu as fuse_copy_between_cpu_and_gpu
-from jrnn.nets.graph.devices import get_params_from_init_net as get_params_from_init_net
-from jrnn.nets.graph.devices import infer_device_type as infer_device_type
-from jrnn.nets.graph.devices import infer_output_devices as infer_output_devices
-from jrnn.nets.graph.devices import infer_status as infer_status
+from jrnn.nets.graph.device_copies import assign_device_option as assign_device_option
+from jrnn.nets.graph.device_copies import (
+    fuse_copy_between_cpu_and_gpu as fuse_copy_between_cpu_and_gpu,
+)
+from jrnn.nets.graph.device_copies import get_params_from_init_net as get_params_from_init_net
+from jrnn.nets.graph.device_copies import infer_device_type as infer_device_type
+from jrnn.nets.graph.device_copies import infer_output_devices as infer_output_devices
+from jrnn.nets.graph.device_copies import infer_status as infer_status
 from jrnn.nets.graph.history import upgrade as upgrade
 from jrnn.nets.graph.passes import MemoryReport as MemoryReport
 from jrnn.nets.graph.passes import append_net as append_net

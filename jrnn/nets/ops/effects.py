@@ -24,7 +24,7 @@ from jrnn.nets.proto.database import (
     tensors_of,
     write_records,
 )
-from jrnn.nets.proto.tensors import blob_to_numpy
+from jrnn.nets.proto.tensor_protos import blob_to_numpy
 from jrnn.nets.registry import op
 
 _SMALLEST_ARRAY = 128  # bytes that an array takes, however small

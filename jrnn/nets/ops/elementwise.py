@@ -4,8 +4,9 @@ Files of operators look like this one: a forward function, which declares its gr
 "TanhGradient(y, dy)" means: append a TanhGradient to the backward net. It reads the output y and the gradient dy that
 arrives at y, and writes the gradient of the first input. `registry.op` documents the notation. A maker that needs more is a
 function under `@gradient`, such as Sqr's in `ops/math.py`, where an operator of one expression is one line. The decorator
-`takes` of `ops/values.py` declares Arguments that several operators share, as in `ops/arithmetic.py`. `op_with_vjp` of
-`ops/vjp.py` derives the gradient operator from the forward function. `inplace={0: 1}`: output 0 may overwrite input 1.
+`takes` of `ops/values.py` declares Arguments that several operators share, as in `ops/broadcast_arithmetic.py`.
+`op_with_vjp` of `ops/vjp.py` derives the gradient operator from the forward function. `inplace={0: 1}`: output 0 may
+overwrite input 1.
 
 The derivative at a kink is a convention. The forward functions are written so that JAX's derivative follows it: 0 at the
 ends of Clip, HardSigmoid and ReluN, 1 at the zero of LeakyRelu and Elu, the left derivative for PRelu and Selu.

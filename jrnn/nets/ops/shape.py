@@ -9,7 +9,7 @@ from jax import lax
 
 from jrnn.errors import OpError
 from jrnn.nets.memory import check_size
-from jrnn.nets.ops.arithmetic import collect
+from jrnn.nets.ops.broadcast_arithmetic import collect
 from jrnn.nets.ops.values import (
     STRINGS,
     canonical_axis,

@@ -16,9 +16,9 @@ from jrnn.nets.proto.codec import write_plan as write_plan
 from jrnn.nets.proto.messages import Limits as Limits
 from jrnn.nets.proto.messages import message_class as message_class
 from jrnn.nets.proto.messages import parse_binary as parse_binary
-from jrnn.nets.proto.tensors import blob_to_numpy as blob_to_numpy
-from jrnn.nets.proto.tensors import tensor_from_numpy as tensor_from_numpy
-from jrnn.nets.proto.tensors import tensor_to_numpy as tensor_to_numpy
+from jrnn.nets.proto.tensor_protos import blob_to_numpy as blob_to_numpy
+from jrnn.nets.proto.tensor_protos import tensor_from_numpy as tensor_from_numpy
+from jrnn.nets.proto.tensor_protos import tensor_to_numpy as tensor_to_numpy
 
 __all__ = sorted(
     n for n, v in globals().items() if not n.startswith("_") and not isinstance(v, types.ModuleType)

@@ -26,7 +26,7 @@ from jrnn.nets.proto.messages import (
     refuse_onnx,
 )
 from jrnn.nets.proto.netdef import MessageReader, to_message
-from jrnn.nets.proto.tensors import blob_to_numpy, tensor_from_numpy, tensor_to_numpy
+from jrnn.nets.proto.tensor_protos import blob_to_numpy, tensor_from_numpy, tensor_to_numpy
 
 DB_READER = "!!PREDICTOR_DBREADER"  # the blob that the global init net loads the parameters from
 _META = b"!!META_NET_DEF"

@@ -4,11 +4,11 @@ In: x [T, N, D], a state and a `Span` of steps. Out: y [T, N, D] and the next st
 """
 
 from jrnn.nn.families.diagonal import LRU, RGLRU, S5
-from jrnn.nn.families.linear_attention import GLA, DeltaNet, GatedDeltaNet, RetNet
-from jrnn.nn.families.mamba import Mamba, Mamba2
+from jrnn.nn.families.linear_attention_layers import GLA, DeltaNet, GatedDeltaNet, RetNet
+from jrnn.nn.families.mamba_layer import Mamba, Mamba2
 from jrnn.nn.families.minimal import IndRNN, MinGRU, MinLSTM
-from jrnn.nn.families.rwkv import RWKV7
-from jrnn.nn.families.xlstm import MLSTM, SLSTM
+from jrnn.nn.families.rwkv_layers import RWKV7
+from jrnn.nn.families.xlstm_layers import MLSTM, SLSTM
 from jrnn.nn.recurrent import RecurrentLayer
 
 # The layers by the names that configs and commands use.

@@ -21,7 +21,7 @@ from jrnn.nets.cells import LSTM, AttentionOptions, Encoder, LSTMOptions, LSTMWi
 from jrnn.nets.cells.base import fully_connected
 from jrnn.nets.graph import extract_sub_net
 from jrnn.nets.lowering import to_jax
-from jrnn.nets.recurrent import retrieve_step_blobs
+from jrnn.nets.recurrent_networks import retrieve_step_blobs
 from jrnn.train.models.interface import DEFAULT, Compute, Params
 from jrnn.train.models.net import NetModel
 from jrnn.train.toml_codec import Positive, check_bounds

@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jrnn.convert.emit import BOOL, FLOAT, INT32, Blob, Emitter, Value, rule
-from jrnn.convert.rules.elementwise import binary, is_static
-from jrnn.convert.rules.reduce import from_halves, halves
-from jrnn.convert.rules.shapes import cut, join, pick, reverse
+from jrnn.convert.emitter import BOOL, FLOAT, INT32, Blob, Emitter, Value, rule
+from jrnn.convert.rules.elementwise_rules import binary, is_static
+from jrnn.convert.rules.reduction_rules import from_halves, halves
+from jrnn.convert.rules.shape_rules import cut, join, pick, reverse
 from jrnn.errors import ConversionError, GradientError
 from jrnn.jaxprs import scan_counts
 from jrnn.jaxprs.flat import FlatEquation, Graph, Var, flatten, live
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.graph import live_ops
 from jrnn.nets.ir import Net
-from jrnn.nets.recurrent import RecurrentState, recurrent_net
+from jrnn.nets.recurrent_networks import RecurrentState, recurrent_net
 
 
 @rule("cond")

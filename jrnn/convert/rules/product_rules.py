@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from jrnn.convert.emit import FLOAT, Blob, Emitter, Value, rule
-from jrnn.convert.rules.elementwise import binary, unary
-from jrnn.convert.rules.reduce import reduce
-from jrnn.convert.rules.shapes import padded, reverse, transpose
+from jrnn.convert.emitter import FLOAT, Blob, Emitter, Value, rule
+from jrnn.convert.rules.elementwise_rules import binary, unary
+from jrnn.convert.rules.reduction_rules import reduce
+from jrnn.convert.rules.shape_rules import padded, reverse, transpose
 from jrnn.errors import ConversionError
 from jrnn.jaxprs.flat import FlatEquation
 

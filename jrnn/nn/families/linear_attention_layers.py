@@ -18,7 +18,7 @@ from jax.nn import initializers
 from jrnn.errors import LayerError
 from jrnn.nn.checks import check_integer
 from jrnn.nn.families.diagonal import check_heads
-from jrnn.nn.families.mamba import state_space, time_steps
+from jrnn.nn.families.mamba_layer import state_space, time_steps
 from jrnn.nn.recurrent import Parameter, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
 from jrnn.nn.span import Span, along_last, heads, layer_norm, rms_norm, rotate, unit_length

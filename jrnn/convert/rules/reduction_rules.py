@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jrnn.convert.emit import BOOL, FLOAT, INT32, INT64, Blob, Emitter, Value, rule
-from jrnn.convert.rules.elementwise import binary, unary
-from jrnn.convert.rules.shapes import transpose
+from jrnn.convert.emitter import BOOL, FLOAT, INT32, INT64, Blob, Emitter, Value, rule
+from jrnn.convert.rules.elementwise_rules import binary, unary
+from jrnn.convert.rules.shape_rules import transpose
 from jrnn.errors import ConversionError
 from jrnn.jaxprs.flat import FlatEquation
 

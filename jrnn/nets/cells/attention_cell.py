@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from jrnn.errors import NetError, near
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.cells.base import Cell, StateSpec, StepInputs, fully_connected, without_padding
-from jrnn.nets.recurrent import RecurrentState
+from jrnn.nets.recurrent_networks import RecurrentState
 
 KINDS = ("regular", "recurrent", "dot", "coverage")
 MASKED = (

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jrnn.convert.emit import BOOL, FLOAT, Blob, Emitter, Value, rule
+from jrnn.convert.emitter import BOOL, FLOAT, Blob, Emitter, Value, rule
 from jrnn.errors import ConversionError
 from jrnn.jaxprs import definitions
 from jrnn.jaxprs.flat import FlatEquation

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jrnn.convert.emit import BOOL, FLOAT, INT32, Blob, Emitter, Value, rule
-from jrnn.convert.rules.elementwise import is_static, spread_to
+from jrnn.convert.emitter import BOOL, FLOAT, INT32, Blob, Emitter, Value, rule
+from jrnn.convert.rules.elementwise_rules import is_static, spread_to
 from jrnn.errors import ConversionError
 from jrnn.jaxprs.flat import FlatEquation
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from jrnn.convert.emit import BOOL, INT32, Blob, Emitter, Value, rule
-from jrnn.convert.rules.elementwise import binary, extreme, is_static, spread_to, where
-from jrnn.convert.rules.shapes import cut, join, pick, transpose
+from jrnn.convert.emitter import BOOL, INT32, Blob, Emitter, Value, rule
+from jrnn.convert.rules.elementwise_rules import binary, extreme, is_static, spread_to, where
+from jrnn.convert.rules.shape_rules import cut, join, pick, transpose
 from jrnn.errors import ConversionError
 from jrnn.jaxprs.flat import FlatEquation
 
