@@ -30,6 +30,7 @@ from jrnn.train.metrics import (
     NotFinite,
     Patience,
     Recorder,
+    best_first,
     describe,
     open_loggers,
     own,
@@ -236,12 +237,11 @@ class _Training:
         if not patience:
             return
         self.best = best
-        for step in sorted(validations, key=lambda step: validations[step]):
-            if not validations[step] < math.inf or not self._has_best(step):
-                continue
-            best.remove_after(step)  # what is there of later steps is worse
-            self.patience = Patience.after(patience, validations, step)
-            return
+        for step in best_first(validations, validations):
+            if validations[step] < math.inf and self._has_best(step):
+                best.remove_after(step)  # what is there of later steps is worse
+                self.patience = Patience.after(patience, validations, step)
+                return
 
     def _has_best(self, step: int) -> bool:
         """Returns whether the parameters of a step are among the best ones; copies them from its checkpoint if not."""

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +83,20 @@ def read_validations(path: Path) -> dict[int, float]:
         if isinstance(loss, (int, float)):
             losses[record["step"]] = float(loss)
     return dict(sorted(losses.items()))
+
+
+def best_first(steps: Iterable[int], losses: Mapping[int, float]) -> list[int]:
+    """Returns steps by their validation losses, the first of the least before the others; those without one come last.
+
+    >>> best_first([10, 20, 30, 40, 50], {10: 2.0, 20: 1.0, 30: 1.0, 40: float("nan")})
+    [20, 30, 10, 50, 40]
+    """
+
+    def rank(step: int) -> tuple[float, int]:
+        loss = losses.get(step, math.inf)
+        return (loss, step) if loss < math.inf else (math.inf, -step)
+
+    return sorted(steps, key=rank)
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -20,7 +20,7 @@ from jrnn.errors import ConfigError, DataError, printable
 from jrnn.files import kind_of, open_file
 from jrnn.files.writing import picture
 from jrnn.train.checkpoint import steps_in
-from jrnn.train.metrics import LIMIT, Patience, read_metrics, read_validations
+from jrnn.train.metrics import LIMIT, Patience, best_first, read_metrics, read_validations
 from jrnn.train.toml_codec import read_toml
 
 MOST_COLUMNS = 4  # of keys that differ; more keys share one column
@@ -114,9 +114,8 @@ def summarize(run: Path) -> RunSummary:
 def _patience_is_over(run: Path, limit: int) -> bool:
     """Returns whether the patience of a run has ended, of the best validation whose parameters are there."""
     losses = read_validations(run / "metrics.jsonl")
-    kept = [step for step in steps_in(run / "best") if step in losses]
-    best = min(kept, key=lambda step: losses[step], default=None)
-    return best is not None and Patience.after(limit, losses, best).is_over
+    best = best_first(steps_in(run / "best"), losses)[:1]
+    return bool(best) and best[0] in losses and Patience.after(limit, losses, best[0]).is_over
 
 
 def _is_locked(path: Path) -> bool:

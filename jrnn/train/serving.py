@@ -5,7 +5,6 @@ Shapes: T time, N batch, D features, O outputs, V tokens known.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -27,7 +26,7 @@ from jrnn.nn.checks import check_array, check_features, check_flags, check_lengt
 from jrnn.nn.sequences import in_rows
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.exports import EXPORTS
-from jrnn.train.metrics import read_validations
+from jrnn.train.metrics import best_first, read_validations
 from jrnn.train.models.interface import CARRY_AXIS, Params
 from jrnn.train.models.net import NetModel
 from jrnn.train.models.pretrained import FILES, PretrainedModel
@@ -477,7 +476,7 @@ def _best_params(run: RunDir, like: Any) -> tuple[Any, list[str]]:
         if run.has_checkpoint():
             whole = files.enter_context(Checkpoints(run.checkpoints, read_only=True))
             steps.update(step for step in whole.steps() if step in losses)
-        for step in sorted(steps, key=lambda n: (losses.get(n, math.inf), -n)):
+        for step in best_first(steps, losses):
             try:
                 if step in best.steps():
                     return best.load(step, like.evaluation_params), notes

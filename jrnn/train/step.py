@@ -230,7 +230,7 @@ def _cut(x: Any, axis: int | None, parts: int) -> Any:
 def counter(model: Model, axes: Mapping[str, int]) -> Callable[[Batch], Any]:
     """Returns the function that says how much the loss of a batch counts: `Model.count`, or the number of examples."""
     member, axis = next(iter(axes.items()))
-    own = getattr(model, "count", None)  # a user's class may have the methods of `Model` alone
+    own = _own_count(model)
 
     def count(batch: Batch) -> Any:
         counted = None if own is None else own(batch)
@@ -239,12 +239,22 @@ def counter(model: Model, axes: Mapping[str, int]) -> Callable[[Batch], Any]:
     return count
 
 
+def _own_count(model: Model) -> Callable[[Batch], Any] | None:
+    """Returns `Model.count`, unless a subclass has a loss of its own, of which the inherited method knows nothing."""
+    for kind in type(model).__mro__:
+        if "count" in vars(kind):
+            return model.count
+        if "loss" in vars(kind):
+            return None
+    return getattr(model, "count", None)
+
+
 def check_parts(task: Task, config: Config, params: Params) -> None:
     """Raises ConfigError for a loss that leaves values out and does not count them, if batches are read in parts."""
     parts = config.optimizer.accumulate
     model = task.model
     batch = task.train.at(0)
-    own = getattr(model, "count", None)
+    own = _own_count(model)
     if parts == 1 or (own is not None and own(batch) is not None):
         return
 

@@ -69,6 +69,13 @@ class Alone:
             setattr(self, name, getattr(model, name))
 
 
+class OwnLoss(FunctionModel):
+    """Inherits a method `count`, which knows nothing of this loss."""
+
+    def loss(self, params, carry, batch, key):
+        return Masked().loss(params, carry, batch, key)
+
+
 MODELS = {"known": FunctionModel(start, apply, SIGNATURE), "masked": Counted()}
 
 
@@ -116,13 +123,20 @@ def test_a_batch_in_parts_has_the_gradient_of_the_whole(model):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("wrap", [lambda model: model, Alone], ids=["Model", "methods"])
-def test_a_loss_that_does_not_count_what_it_leaves_out_is_an_error(wrap):
+LEAVE_OUT = {
+    "Model": Masked(),
+    "methods": Alone(Masked()),
+    "inherited": OwnLoss(start, apply, SIGNATURE),
+}
+
+
+@pytest.mark.parametrize("model", LEAVE_OUT.values(), ids=LEAVE_OUT)
+def test_a_loss_that_does_not_count_what_it_leaves_out_is_an_error(model):
     config = Config(data=TextConfig(batch=N), optimizer=OptimizerConfig(accumulate=4))
     message = r"loss of the first batch is .*, but the mean over its 4 parts is .* count\(batch\)"
     with pytest.raises(ConfigError, match=message):
-        check_parts(Task(wrap(Masked())), config, start(None))
-    check_parts(Task(wrap(Masked())), Config(data=TextConfig(batch=N)), start(None))
+        check_parts(Task(model), config, start(None))
+    check_parts(Task(model), Config(data=TextConfig(batch=N)), start(None))
     check_parts(Task(Counted()), config, start(None))
 
 

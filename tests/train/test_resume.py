@@ -208,6 +208,17 @@ def test_validations_that_are_not_finite_end_a_run_with_patience(config, tmp_pat
     assert best_of(tmp_path / "run", config()) == 8
 
 
+def test_the_best_is_found_among_validations_that_are_not_finite(config, tmp_path, monkeypatch):
+    lost = dict.fromkeys((4, 12, 20), float("nan"))
+    monkeypatch.setattr(loop._Training, "losses", LOSSES | lost)
+    run = tmp_path / "run"
+    resume(config(steps=12), run)
+    assert best_of(run, config()) == 8
+    resume(config(steps=20), run)
+    assert best_of(run, config()) == 16
+    assert resume(config(), run).step == 32
+
+
 def test_damaged_best_parameters_are_replaced(config, tmp_path):
     run = tmp_path / "run"
     resume(config(steps=12), run)
