@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from jrnn.errors import CheckpointError
 from jrnn.files import LARGEST, digest_of, kind_of, open_file, read_json, write_whole
 
 SEAL = "sha256.json"
-REMOVED = ".orbax-checkpoint-tmp"  # ends the name of what orbax removes when it opens the folder
+REMOVED = ".removed"  # ends the name that a checkpoint gets before its files are removed
 
 
 @contextmanager
@@ -56,6 +56,9 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             raise CheckpointError(f"{self.folder}: cannot be written: {e.strerror}") from None
+        if not read_only:  # a killed process may have left some
+            for path in self.folder.glob(f".*{REMOVED}"):
+                _remove(path)
         for step in steps_in(self.folder):
             _check_files(
                 self.folder / str(step), LARGEST, "_*"
@@ -122,16 +125,12 @@ class Checkpoints:
         removed = False
         for step in sorted(steps, reverse=True):
             folder = self.folder / str(step)
-            gone = self.folder / f"{step}{REMOVED}"
+            gone = self.folder / f".{step}{REMOVED}"
             try:
-                shutil.rmtree(gone, ignore_errors=True)
                 folder.rename(gone)
-                if gone.is_dir() and not gone.is_symlink():
-                    shutil.rmtree(gone)
-                else:
-                    gone.unlink()
             except OSError as e:
                 raise CheckpointError(f"{folder}: cannot be removed: {e.strerror}") from None
+            _remove(gone)
             removed = True
         if removed:
             self._manager.reload()
@@ -218,6 +217,15 @@ class Checkpoints:
 
     def __exit__(self, *exc: object) -> None:
         self._manager.close()  # ends orbax's threads
+
+
+def _remove(path: Path) -> None:
+    """Removes a file or a folder as far as that is possible; nothing reads what is left."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -281,3 +281,9 @@ def test_a_later_checkpoint_refuses_an_earlier_one(tmp_path):
         restored, _ = checkpoints.restore({"w": np.ones(2)})
         assert restored["w"].tolist() == [3.0, 3.0]
     assert sorted(os.listdir(tmp_path)) == ["12", "9"]
+    (tmp_path / "12").rename(tmp_path / ".12.removed")  # a process was killed here
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        assert checkpoints.steps() == [9] and (tmp_path / ".12.removed").is_dir()
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [9]
+    assert os.listdir(tmp_path) == ["9"]
