@@ -40,6 +40,7 @@ from jrnn.jaxprs.programs import named as named
 from jrnn.jaxprs.programs import placed as placed
 from jrnn.jaxprs.programs import read as read
 from jrnn.jaxprs.programs import replaced as replaced
+from jrnn.jaxprs.programs import shared_calls as shared_calls
 from jrnn.jaxprs.programs import trace as trace
 from jrnn.jaxprs.programs import uncast as uncast
 from jrnn.jaxprs.programs import value as value
@@ -61,6 +62,7 @@ from jrnn.jaxprs.queries import is_known as is_known
 from jrnn.jaxprs.queries import is_zero as is_zero
 from jrnn.jaxprs.queries import nbytes as nbytes
 from jrnn.jaxprs.queries import needed as needed
+from jrnn.jaxprs.queries import nested_equations as nested_equations
 from jrnn.jaxprs.queries import nodes_of as nodes_of
 from jrnn.jaxprs.queries import operations as operations
 from jrnn.jaxprs.queries import producers as producers

@@ -6,6 +6,7 @@ renaming variables, without a trace. Other rewrites trace an evaluation again.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -87,10 +88,15 @@ def inlined(
     Args:
         closed: the closed jaxpr.
         calls: the primitives to open, with the parameter that holds the jaxpr of each; or a function of equations that
-            returns their jaxprs, and None for what is not inlined.
+            returns their jaxprs, and None for what is not inlined. With primitives, calls that
+            `shared_calls` names stay.
         within: returns the source information of an equation in a call from that of the call.
     """
     jaxpr = jaxpr_of(closed)
+    if not callable(calls):
+        shared = shared_calls(closed, calls)
+        if shared:
+            calls = functools.partial(_called_unless, calls, shared)
     names = Names()
     consts = dict(zip(jaxpr.constvars, getattr(closed, "consts", ())))
     eqns = tuple(_opened(jaxpr.eqns, names, consts, calls, within))
@@ -98,18 +104,69 @@ def inlined(
     return Program(tuple(consts), tuple(consts.values()), tuple(jaxpr.invars), eqns, outs)
 
 
+# A program with more equations than this after it is inlined, and so many times as many as it has
+# before, keeps calls of functions with more than `_SMALL` equations.
+_MOST_OPENED = 8192
+_MOST_COPIES = 16
+_SMALL = 64
+
+
+def shared_calls(closed: Any, calls: Mapping[str, str]) -> set[int]:
+    """Returns the identities of the jaxprs that stay calls, because there would be too many copies of them.
+
+    A function of `jax.jit` that calls another one twice, and so on, has 2^n equations after it is
+    inlined at n levels. JAX lowers each function once.
+
+    Args:
+        closed: a jaxpr, closed or not.
+        calls: the primitives of calls, with the parameter that holds the jaxpr of each.
+    """
+    jaxpr = jaxpr_of(closed)
+    if all(eqn.primitive.name not in calls for eqn in jaxpr.eqns):
+        return set()
+    opened: dict[int, int] = {}  # the equations of each jaxpr after it is inlined
+    uses: dict[int, int] = {}
+    distinct = 0
+
+    def count(jaxpr: Any) -> int:
+        nonlocal distinct
+        if id(jaxpr) not in opened:
+            total = 0
+            distinct += len(jaxpr.eqns)
+            for eqn in jaxpr.eqns:
+                body = called(eqn, calls)
+                if body is None:
+                    total += 1
+                else:
+                    inner = jaxpr_of(body)
+                    uses[id(inner)] = uses.get(id(inner), 0) + 1
+                    total += count(inner)
+            opened[id(jaxpr)] = total
+        return opened[id(jaxpr)]
+
+    if count(jaxpr) <= max(_MOST_OPENED, _MOST_COPIES * distinct):
+        return set()
+    return {key for key, total in opened.items() if total > _SMALL and uses.get(key, 0) > 1}
+
+
+def _called_unless(calls: Mapping[str, str], shared: Collection[int], eqn: Eqn) -> Any | None:
+    """Returns the jaxpr of an equation that is one of `calls`, unless it is shared, or None."""
+    body = called(eqn, calls)
+    return None if body is None or id(jaxpr_of(body)) in shared else body
+
+
 def placed(program: Program, operands: Sequence[Atom], eqn: Eqn, names: Names) -> Iterator[Eqn]:
     """Yields the equations of a program in the place of an equation, each time with other variables.
 
     Args:
-        program: the program, without constants.
+        program: the program, inlined and without constants.
         operands: what stands for its inputs.
         eqn: the equation.
         names: gets what stands for the results of the equation.
     """
     inside = dict(zip(program.invars, operands, strict=True))
     info = eqn.source_info
-    yield from _opened(program.eqns, inside, {}, LOWERED_CALLS, lambda call, _: info, info)
+    yield from _opened(program.eqns, inside, {}, {}, lambda call, _: info, info)
     names.update(zip(eqn.outvars, [named(inside, a) for a in program.outvars], strict=True))
 
 

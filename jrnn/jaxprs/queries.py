@@ -37,11 +37,29 @@ def run_jaxprs(eqn: Eqn) -> Iterator[Any]:
 
 
 def all_equations(jaxpr: Any) -> Iterator[Any]:
-    """Yields the equations of a jaxpr and of the jaxprs inside it."""
-    for eqn in jaxpr.eqns:
+    """Yields the equations of a jaxpr and of the jaxprs inside it. A jaxpr that is called several times is read once."""
+    return nested_equations(jaxpr.eqns, sub_jaxprs)
+
+
+def nested_equations(
+    eqns: Iterable[Eqn],
+    jaxprs_in: Callable[[Eqn], Iterable[Any]],
+    seen: set[int] | None = None,
+) -> Iterator[Eqn]:
+    """Yields equations and, after each, those of the jaxprs in it, each jaxpr once.
+
+    Args:
+        eqns: the equations.
+        jaxprs_in: returns the jaxprs of an equation.
+        seen: the identities of the jaxprs that were read before.
+    """
+    seen = set() if seen is None else seen
+    for eqn in eqns:
         yield eqn
-        for inner in sub_jaxprs(eqn):
-            yield from all_equations(inner)
+        for inner in jaxprs_in(eqn):
+            if id(inner) not in seen:
+                seen.add(id(inner))
+                yield from nested_equations(inner.eqns, jaxprs_in, seen)
 
 
 def is_known(dimension: Any) -> bool:

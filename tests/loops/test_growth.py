@@ -6,16 +6,21 @@ It is lowered at two sizes, and each function of the package is counted. Nothing
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from by_numpy import by_numpy
 
 import jrnn
+from jrnn import jaxprs
 from jrnn.errors import ScanError
+from jrnn.jaxprs import programs
 from jrnn.loops.compile import ON_CPU
 from jrnn.loops.ir import strict_passes
 
@@ -205,11 +210,24 @@ def delta_rules(n):
     return step, MATRIX
 
 
+def twice(function, y):
+    return function(y) * 0.5 + function(0.5 * y)
+
+
+def shared_functions(n):
+    """Functions of `jax.jit`, each of which calls the one before twice. JAX lowers each once."""
+    function = jnp.tanh
+    for _ in range(n):
+        function = jax.jit(functools.partial(twice, function))
+    return lambda c, x: (function(c) + x, c), STATE
+
+
 VECTORS = [euler, logistic, where_chain, pairs, lotka_volterra, newton, packed]
 MATRICES = [corrected_rows, repeated_decays, known_products, delta_rules]
-FAMILIES = VECTORS + MATRICES
-# Families that run in chunks up to a number of terms: sizes beyond it.
-SIZES = {known_products: (16, 64), delta_rules: (16, 64)}
+FAMILIES = [*VECTORS, *MATRICES, shared_functions]
+# Matrix states run step by step beyond some number of terms. JAX itself reads a shared function at
+# each call where it looks for devices: at 20 levels, a million times.
+SIZES = {known_products: (16, 64), delta_rules: (16, 64), shared_functions: (7, 14)}
 
 
 def lowered(family, n, gradient, executor="auto"):
@@ -230,6 +248,7 @@ def lowered(family, n, gradient, executor="auto"):
     "newton-forward",
     "packed-forward",
     "delta_rules-forward",
+    "shared_functions-forward",
     "euler-gradient",
     "lotka_volterra-gradient",
     "corrected_rows-gradient",
@@ -237,6 +256,8 @@ def lowered(family, n, gradient, executor="auto"):
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 def test_growth(family, gradient):
+    if family is shared_functions and gradient:
+        pytest.skip("JAX differentiates a function of jax.jit at each call")
     few, many = SIZES.get(family, (SMALL, LARGE))
     small = calls_of(lowered(family, few, gradient))
     large = calls_of(lowered(family, many, gradient))
@@ -288,3 +309,39 @@ def test_explain_and_budgets():
     calls_of(lambda: explained.append(jrnn.explain(jrnn.optimize_scans(loop), init, XS)))
     assert len(explained[0].loops) == 1
     calls_of(with_budget)
+
+
+def test_shared_functions_are_counted_once_and_inlined_up_to_a_bound():
+    """A function that is called many times is opened, as long as the copies are few."""
+    layer = jax.jit(lambda y: jnp.tanh(y) * 0.5 + 0.1)
+
+    def step(c, x):
+        for _ in range(40):
+            c = layer(c)
+        return c + x, c
+
+    def names_in(step):
+        closed = jax.make_jaxpr(step)(STATE, STATE)
+        return {eqn.primitive.name for eqn in jaxprs.inlined(closed).eqns}
+
+    assert not names_in(step) & {"jit", "pjit"}
+    assert names_in(shared_functions(14)[0]) & {"jit", "pjit"}
+
+
+def test_values_of_shared_functions(monkeypatch):
+    monkeypatch.setattr(programs, "_MOST_OPENED", 4)
+    monkeypatch.setattr(programs, "_MOST_COPIES", 1)
+    monkeypatch.setattr(programs, "_SMALL", 4)
+    step, _ = shared_functions(4)
+    init = jnp.ones((2, 3))
+    xs = 0.1 * jnp.ones((4, 2, 3))
+
+    def total(run, init, xs):
+        return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(run(step, init, xs)))
+
+    ours = functools.partial(total, functools.partial(jrnn.scan, executor="unrolled"))
+    theirs = functools.partial(total, jax.lax.scan)
+    with strict_passes(True):
+        results = jax.jit(jax.value_and_grad(ours, (0, 1)))(init, xs)
+    expected = by_numpy(jax.value_and_grad(theirs, (0, 1)))(init, xs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), results, expected)

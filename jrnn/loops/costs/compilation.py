@@ -31,11 +31,22 @@ _FUSED = primitives.with_kind("elementwise", "special", "view", "placement", "re
 _NOTHING = frozenset(jaxprs.LOWERED_CALLS) | primitives.with_kind("barrier")  # calls are inlined
 
 
-def seconds(eqns: Iterable[Any]) -> float:
-    """Returns how long equations compile, with those of the jaxprs in them."""
-    return sum(
-        _own_seconds(e) + sum(seconds(inner.eqns) for inner in jaxprs.run_jaxprs(e)) for e in eqns
-    )
+def seconds(eqns: Iterable[Any], inside: dict[int, float] | None = None) -> float:
+    """Returns how long equations compile, with those of the jaxprs in them.
+
+    Args:
+        eqns: the equations.
+        inside: the result for each jaxpr inside of others, which may be called several times.
+    """
+    inside = {} if inside is None else inside
+    total = 0.0
+    for eqn in eqns:
+        total += _own_seconds(eqn)
+        for jaxpr in jaxprs.run_jaxprs(eqn):
+            if id(jaxpr) not in inside:
+                inside[id(jaxpr)] = seconds(jaxpr.eqns, inside)
+            total += inside[id(jaxpr)]
+    return total
 
 
 def _own_seconds(eqn: Any) -> float:

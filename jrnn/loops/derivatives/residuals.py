@@ -132,16 +132,27 @@ def with_fewer_residuals(
 
 def is_plain(closed: Any) -> bool:
     """Returns True if the derivative of a step separates into equations of values and equations of tangents."""
-    jaxpr = jaxprs.jaxpr_of(closed)
+    if jaxprs.shared_calls(closed, jaxprs.CALLS):
+        return False  # calls that stay compute values and tangents together
+    return _is_plain(jaxprs.jaxpr_of(closed), set())
+
+
+def _is_plain(jaxpr: Any, plain: set[int]) -> bool:
+    """Returns True if a jaxpr is plain. It is added to `plain`, the identities of those that are."""
+    if id(jaxpr) in plain:
+        return True
     if jaxpr.effects or len(jaxpr.eqns) > _LONGEST:
         return False
-    calls = ((eqn, jaxprs.called(eqn, jaxprs.CALLS)) for eqn in jaxpr.eqns)
-    return all(
-        is_plain(body)
-        if body is not None
-        else eqn.primitive.name == "custom_jvp_call" or primitives.is_known(eqn)
-        for eqn, body in calls
-    )
+    for eqn in jaxpr.eqns:
+        body = jaxprs.called(eqn, jaxprs.CALLS)
+        if body is not None:
+            eqn_is_plain = _is_plain(jaxprs.jaxpr_of(body), plain)
+        else:
+            eqn_is_plain = eqn.primitive.name == "custom_jvp_call" or primitives.is_known(eqn)
+        if not eqn_is_plain:
+            return False
+    plain.add(id(jaxpr))
+    return True
 
 
 def _available(parts: Linearized, scan: ScanParams, stacks: Stacks, option: Any) -> set[Var]:

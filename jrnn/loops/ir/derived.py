@@ -128,11 +128,21 @@ def _relative_error(computed: Any, expected: Any) -> float:
     return float(np.max(np.abs(computed - expected)[finite], initial=0.0) / (size or 1.0))
 
 
-def _work(jaxpr: Any) -> float:
-    """Returns the elements that numpy computes, with a constant for each operation."""
+def _work(jaxpr: Any, inside: dict[int, float] | None = None) -> float:
+    """Returns the elements that numpy computes, with a constant for each operation.
+
+    Args:
+        jaxpr: the jaxpr.
+        inside: the result for each jaxpr inside of others, which may be called several times.
+    """
+    inside = {} if inside is None else inside
     total = 0.0
     for eqn in jaxpr.eqns:
-        inner = [_work(body) for body in jaxprs.sub_jaxprs(eqn)]
+        inner = []
+        for body in jaxprs.sub_jaxprs(eqn):
+            if id(body) not in inside:
+                inside[id(body)] = _work(body, inside)
+            inner.append(inside[id(body)])
         steps = eqn.params["length"] if eqn.primitive.name == "scan" else 1
         total += (
             _CALL

@@ -58,10 +58,7 @@ def as_arithmetic(loop: Loop, fits: Fits) -> Loop:
 
 def equations(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
     """Yields equations and those that they run."""
-    for eqn in eqns:
-        yield eqn
-        for jaxpr in jaxprs.run_jaxprs(eqn):
-            yield from equations(jaxpr.eqns)
+    return jaxprs.nested_equations(eqns, jaxprs.run_jaxprs)
 
 
 def rewritten(closed: Any, fits: Fits) -> Any:
