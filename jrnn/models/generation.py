@@ -1,12 +1,11 @@
-"""Tokens before and after: prompts as users give them, how the next token is drawn, and texts from any model of tokens.
+"""Tokens before and after: prompts as users give them, and texts from any model of tokens.
 
 Shapes: T time, N batch, V vocabulary.
 """
 
 from __future__ import annotations
 
-import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -16,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import LayerError
+from jrnn.jaxprs.jax_internals import is_traced
 from jrnn.jaxprs.mesh_axes import like
+from jrnn.models.sampling import Sampler, sample
 from jrnn.nn.checks import check_flags, check_integer, check_lengths, concrete
-from jrnn.nn.sequences import Compaction
 
 State = dict[str, jax.Array]
 HISTORY = ("logits", "counts")  # what a state has of the text that it has read
@@ -32,11 +32,15 @@ def check_tokens(where: str, tokens: Any, axes: tuple[str, ...], vocabulary: int
     Traceback (most recent call last):
     jrnn.errors.LayerError: mamba: tokens lie between 3 and 16; the vocabulary has those from 0 to 15
     """
+    return jnp.asarray(_checked_tokens(where, tokens, axes, vocabulary), jnp.int32)
+
+
+def _checked_tokens(where: str, tokens: Any, axes: tuple[str, ...], vocabulary: int) -> Any:
+    """As `check_tokens`, but what is no JAX array stays in numpy, which compiles nothing."""
     if not isinstance(tokens, jax.Array):
         try:
-            tokens = np.asarray(
-                tokens
-            )  # not jnp.asarray, which wraps 64-bit integers before they are checked
+            # not jnp.asarray, which wraps 64-bit integers before they are checked
+            tokens = np.asarray(tokens)
         except ValueError:
             raise LayerError(
                 f"{where}: tokens are no array: their rows have several lengths; pad them, and give lengths"
@@ -48,7 +52,7 @@ def check_tokens(where: str, tokens: Any, axes: tuple[str, ...], vocabulary: int
     if known is not None and known.size and not (known.min() >= 0 and known.max() < vocabulary):
         problem = f"tokens lie between {known.min()} and {known.max()}"
         raise LayerError(f"{where}: {problem}; the vocabulary has those from 0 to {vocabulary - 1}")
-    return jnp.asarray(tokens, jnp.int32)
+    return tokens if tokens.dtype == np.int32 else tokens.astype(np.int32)
 
 
 def history(batch: int, vocabulary: int, dtype: Any = jnp.float32) -> State:
@@ -105,115 +109,6 @@ def remembered(
     return after
 
 
-LIMITS = ("likeliest", "top_k", "top_p", "min_p", "repetition_penalty", "stop")
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["temperature"], meta_fields=LIMITS)
-@dataclass(frozen=True)
-class Sampler:
-    """How tokens are chosen, as `LanguageModel.generate` says; all but the temperature makes a program of its own."""
-
-    temperature: Any
-    likeliest: bool = False
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-    stop: tuple[int, ...] = ()
-
-    @classmethod
-    def checked(
-        cls, where: str, vocabulary: int, temperature: float, *, top_k: int | None = None, top_p: float | None = None,
-        min_p: float | None = None, repetition_penalty: float = 1.0, stop: int | Sequence[int] | None = None,
-    ) -> Sampler:  # fmt: skip
-        """The choice of these options. Raises a LayerError for a value that cannot be used."""
-        named = {
-            "temperature": temperature,
-            "top_p": top_p,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
-        }
-        for name, value in named.items():
-            if value is not None and not isinstance(value, (numbers.Real, np.ndarray, jax.Array)):
-                raise LayerError(f"{where}: {name} is {value!r:.80}; it must be a number")
-        if not temperature >= 0:
-            raise LayerError(f"{where}: temperature is {temperature}; it must be at least 0")
-        if top_k is not None:
-            top_k = check_integer(f"{where}: top_k", top_k, 1)
-        if top_p is not None and not 0 < top_p <= 1:
-            raise LayerError(f"{where}: top_p is {top_p}; it must be above 0 and at most 1")
-        if min_p is not None and not 0 <= min_p <= 1:
-            raise LayerError(f"{where}: min_p is {min_p}; it must lie between 0 and 1")
-        if not 0 < repetition_penalty < float("inf"):
-            raise LayerError(
-                f"{where}: repetition_penalty is {repetition_penalty}; it must be above 0"
-            )
-        given = (
-            ()
-            if stop is None
-            else tuple(stop)
-            if isinstance(stop, (Sequence, set, frozenset))
-            else (stop,)
-        )
-        stops = tuple(check_integer(f"{where}: stop", token, 0) for token in given)
-        for token in stops:
-            if token >= vocabulary:
-                raise LayerError(
-                    f"{where}: stop is {token}; the vocabulary has the tokens from 0 to {vocabulary - 1}"
-                )
-        limits = (temperature == 0, top_k, top_p, min_p, float(repetition_penalty), stops)
-        return cls(jnp.float32(temperature), *limits)
-
-    def ends(self, token: jax.Array) -> jax.Array:
-        """Whether each token ends its sequence, [N] -> [N]."""
-        return (
-            jnp.isin(token, jnp.array(self.stop, jnp.int32))
-            if self.stop
-            else jnp.zeros(token.shape, bool)
-        )
-
-
-def sample(
-    logits: jax.Array, key: jax.Array, choice: Sampler, seen: jax.Array | None = None
-) -> jax.Array:
-    """Draws a token of each sequence, [N, V] -> [N]; a sequence's token does not depend on the others'.
-
-    The limits act in the order of transformers: penalty, temperature, top_k, top_p, min_p.
-
-    Args:
-        logits: [N, V].
-        key: a key of `jax.random`.
-        choice: how tokens are chosen.
-        seen: booleans [N, V], the tokens that the penalty is for; None if there is no penalty.
-
-    >>> logits = jnp.log(jnp.array([[0.1, 0.6, 0.3]]))
-    >>> int(sample(logits, jax.random.key(0), Sampler(1.0, top_p=0.5))[0])
-    1
-    """
-    if seen is not None and choice.repetition_penalty != 1:
-        factor = choice.repetition_penalty
-        logits = jnp.where(seen, jnp.where(logits > 0, logits / factor, logits * factor), logits)
-    if choice.likeliest:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    logits = logits / choice.temperature
-    if choice.top_k is not None and choice.top_k < logits.shape[-1]:
-        least = jax.lax.top_k(logits, choice.top_k)[0][:, -1:]
-        logits = jnp.where(logits < least, -jnp.inf, logits)
-    if choice.top_p is not None and choice.top_p < 1:
-        falling = -jnp.sort(-logits, axis=-1)
-        chances = jax.nn.softmax(falling, axis=-1)
-        before = jnp.cumsum(chances, axis=-1) - chances  # the probability of all likelier tokens
-        least = jnp.min(jnp.where(before < choice.top_p, falling, jnp.inf), axis=-1, keepdims=True)
-        logits = jnp.where(logits < least, -jnp.inf, logits)
-    if choice.min_p:
-        least = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(
-            jnp.asarray(choice.min_p, logits.dtype)
-        )
-        logits = jnp.where(logits < least, -jnp.inf, logits)
-    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(len(logits)))
-    return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
-
-
 class TokenModel(Protocol):
     """What a model has: it is a pytree, so that it goes through `jax.jit`."""
 
@@ -225,6 +120,11 @@ class TokenModel(Protocol):
     @property
     def vocabulary(self) -> int:
         """V."""
+        ...
+
+    @property
+    def takes_lengths(self) -> bool:
+        """Whether a call takes `lengths`; else prompts are not padded, and each length of a prompt is compiled."""
         ...
 
     def __call__(
@@ -248,48 +148,107 @@ class Prefix(NamedTuple):
     last: jax.Array  # [N], its last token
 
 
-DATA = ["tokens", "lengths", "state", "key", "choice"]
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=DATA, meta_fields=["length"])
 @dataclass(frozen=True)
 class Prompt:
-    """The arguments of `generate`, checked."""
+    """The arguments of `generate`, checked.
 
-    tokens: jax.Array
-    lengths: jax.Array | None
+    Outside of jit they are made so that calls of other lengths need no other program: prompts are padded, and there is
+    room for more tokens.
+
+    Attributes:
+        tokens: [N, T], numpy's on one device outside of jit.
+        lengths: [N] or None.
+        is_padded: whether pieces of the prompts are padded to sizes of `bucket`.
+    """
+
+    tokens: Any
+    lengths: Any
     state: State
     key: jax.Array
     choice: Sampler
     length: int
+    is_padded: bool
 
     @classmethod
     def checked(
-        cls, model: TokenModel, what: str, tokens: Any, length: int, *, temperature: float = 1.0, lengths: Any = None,
+        cls, model: TokenModel, what: str, tokens: Any, length: int, *, temperature: Any = 1.0, lengths: Any = None,
         key: jax.Array | None = None, state: State | None = None, mask: Any = None, **options: Any,
     ) -> Prompt:  # fmt: skip
         where = f"{model.name}: {what}"
-        tokens = check_tokens(where, tokens, ("N", "T"), model.vocabulary)
+        tokens = _checked_tokens(where, tokens, ("N", "T"), model.vocabulary)
         length = check_integer(f"{where}: length", length, 0)
         batch, steps = tokens.shape
+        leaves = jax.tree.leaves((model, tokens, lengths, mask, state, jnp.zeros(())))
+        inside_jit = any(map(is_traced, leaves))
+        if inside_jit:
+            tokens = jnp.asarray(tokens)
+        elif not _is_divided(tokens):
+            tokens = np.asarray(tokens)
+
         lengths = (
             None if lengths is None or not steps else check_lengths(where, lengths, steps, batch)
         )
         if mask is not None:
-            prompts = Compaction.of(check_flags(where, "mask", mask, tokens.shape).T, lengths)
-            tokens = prompts.moved(tokens.T).T
-            lengths = prompts.lengths if steps else None
-        choice = Sampler.checked(where, model.vocabulary, temperature, **options)
-        if temperature and key is None:
+            if not inside_jit and np.asarray(mask).dtype == bool:
+                mask = jax.device_put(np.asarray(mask))  # which compiles nothing
+            mask = check_flags(where, "mask", mask, tokens.shape)
+            tokens, lengths = _compacted(tokens, mask, lengths)
+        lengths = lengths if inside_jit or lengths is None else np.asarray(lengths)
+
+        choice = Sampler.checked(where, model.vocabulary, batch, temperature, **options)
+        temperatures = concrete(choice.temperature)
+        if key is None and (temperatures is None or temperatures.any()):
             raise LayerError(
                 f"{where}: drawing tokens needs a key, such as jax.random.key(0); or give temperature=0"
             )
         _check_history(where, state, choice, steps, lengths)
         key = jax.random.key(0) if key is None else key
-        state = model.with_room(state, batch, steps + length)
+
+        is_padded = not inside_jit and model.takes_lengths
+        needed = length + (steps - _first(steps) + _padded_size(steps) if is_padded else steps)
+        new = state is None and not inside_jit
+        state = model.with_room(state, batch, bucket(needed) if new else needed)
         if "logits" not in state:
-            state |= {"logits": history(batch, model.vocabulary)["logits"]}
-        return cls(tokens, lengths, state, key, choice, length)
+            state = state | {"logits": history(batch, model.vocabulary)["logits"]}
+        return cls(tokens, lengths, state, key, choice, length, is_padded)
+
+
+def _is_divided(array: Any) -> bool:
+    """Whether an array is on several devices."""
+    return isinstance(array, jax.Array) and len(array.devices()) > 1
+
+
+def bucket(size: int, least: int = 64) -> int:
+    """The size, or some more, so that there are few sizes: multiples of `least`, and of an eighth of a power of two.
+
+    >>> [bucket(size) for size in (1, 65, 512, 513, 2000)]
+    [64, 128, 512, 640, 2048]
+    """
+    unit = max(least, 1 << max((size - 1).bit_length() - 3, 0))
+    return -(-size // unit) * unit
+
+
+def _first(steps: int) -> int:
+    """How many tokens of a prompt are read first, so that pieces of the same length follow."""
+    return (steps - 1) % PIECE + 1 if steps else 0
+
+
+def _padded_size(steps: int) -> int:
+    """To how many tokens the first piece of a prompt is padded."""
+    return min(bucket(_first(steps), 16), PIECE) if steps else 0
+
+
+def _compacted(tokens: Any, mask: Any, lengths: Any) -> tuple[Any, Any]:
+    """Prompts [N, T] whose tokens that count come first, and how many they are."""
+    steps = tokens.shape[1]
+    xp: Any = np if isinstance(tokens, np.ndarray) else jnp
+    mask = xp.asarray(mask)
+    places = xp.arange(steps)[None]
+    if lengths is not None:
+        mask = mask & (places < xp.asarray(lengths)[:, None])
+    order = xp.argsort(xp.where(mask, places, places + steps), axis=1)
+    compacted = xp.take_along_axis(tokens, order, axis=1)
+    return compacted, xp.sum(mask, axis=1, dtype=np.int32) if steps else None
 
 
 def _check_history(
@@ -307,7 +266,7 @@ def _check_history(
         raise LayerError(
             f"{where}: a prompt has no tokens, by its length or mask; it needs one, or the state of a text to go on with"
         )
-    if state is not None and choice.repetition_penalty != 1 and "counts" not in past:
+    if state is not None and choice.penalizes and "counts" not in past:
         raise LayerError(
             f"{where}: repetition_penalty needs the tokens that the state has read, and the state has no counts of them; "
             "give one that generate, stream or a call without a state returned, or that began with "
@@ -319,7 +278,26 @@ def generate(
     model: TokenModel, tokens: Any, length: int, **options: Any
 ) -> tuple[jax.Array, State]:
     """The tokens [N, length] after prompts [N, T], and the state; see `LanguageModel.generate`."""
-    return _generate(model, Prompt.checked(model, "generate", tokens, length, **options))
+    prompt = Prompt.checked(model, "generate", tokens, length, **options)
+    start = _begin(model, prompt)
+    if not prompt.length:
+        return jnp.zeros((*start.last.shape, 0), jnp.int32), start.state
+    capacity = prompt.length
+    if not is_traced(start.last):
+        capacity = max(64, 1 << (prompt.length - 1).bit_length())
+    length = np.int32(prompt.length)
+    new, state = _write(model, start, prompt.key, prompt.choice, length, capacity=capacity)
+    return _cut(new, prompt.length), state
+
+
+def _cut(tokens: jax.Array, length: int) -> jax.Array:
+    """The first tokens, [N, C] -> [N, length]; on one device by numpy, which needs no program for each length."""
+    if tokens.shape[1] == length:
+        return tokens
+    if is_traced(tokens) or _is_divided(tokens):
+        return tokens[:, :length]
+    first = np.asarray(tokens)[:, :length]
+    return jax.device_put(first, tokens.sharding if tokens.committed else None)
 
 
 def stream(
@@ -331,38 +309,57 @@ def stream(
 
 def _stream(model: TokenModel, prompt: Prompt, states: bool) -> Iterator[Any]:
     written = _begin(model, prompt)
+    choice = jax.device_put(prompt.choice)  # once for all tokens
     draw = _draw if states else _draw_in_place
     if not states:  # JAX returns arrays that a program does not change as they are, and these may be the caller's
         written = jax.tree.map(jnp.copy, written)
     for count in range(prompt.length):
-        written = draw(model, written, prompt.key, count, prompt.choice)
+        written = draw(model, written, prompt.key, count, choice)
         token = np.array(written.last)
         yield (token, written.state) if states else token
         if np.asarray(written.done).all():
             return
 
 
-@jax.jit
 def _begin(model: TokenModel, prompt: Prompt) -> Prefix:
     """Reads the prompts, in pieces of the same length after the first one, so that memory is bounded."""
     tokens = prompt.tokens
     lengths = prompt.lengths
     batch, steps = tokens.shape
-    first = (steps - 1) % PIECE + 1
+    first = _first(steps)
 
-    def read(state: State, piece: tuple[jax.Array, Any]) -> tuple[State, None]:
-        tokens, start = piece
-        own = None if lengths is None else jnp.clip(lengths - start, 0, tokens.shape[1])
-        return model(tokens, state, lengths=own)[1], None
+    def own(start: Any, size: int) -> Any:
+        """Where the sequences end in a piece."""
+        return None if lengths is None else (lengths - start).clip(0, size)
 
     state = prompt.state
     if steps:
-        state, _ = read(state, (tokens[:, :first], 0))
-    if first < steps:
+        piece = tokens[:, :first]
+        ends = own(0, first)
+        if prompt.is_padded:
+            xp: Any = np if isinstance(tokens, np.ndarray) else jnp
+            piece = xp.pad(piece, ((0, 0), (0, _padded_size(steps) - first)))
+            ends = np.full(batch, first, np.int32) if ends is None else ends
+        state = _read(model, state, piece, ends)
+    if first < steps and is_traced(state["logits"]):
         pieces = jnp.swapaxes(tokens[:, first:].reshape(batch, -1, PIECE), 0, 1)
-        state, _ = jax.lax.scan(read, state, (pieces, first + PIECE * jnp.arange(len(pieces))))
+        starts = first + PIECE * jnp.arange(len(pieces))
+
+        def read(state: State, piece: tuple[jax.Array, Any]) -> tuple[State, None]:
+            return _read(model, state, piece[0], own(piece[1], PIECE)), None
+
+        state, _ = jax.lax.scan(read, state, (pieces, starts))
+    else:
+        for start in range(first, steps, PIECE):
+            state = _read(model, state, tokens[:, start : start + PIECE], own(start, PIECE))
     done, none = like((jnp.zeros(batch, bool), jnp.zeros(batch, jnp.int32)), state)
     return Prefix(state, done, none)
+
+
+@jax.jit
+def _read(model: TokenModel, state: State, tokens: jax.Array, lengths: Any) -> State:
+    """The state after tokens [N, T]."""
+    return model(tokens, state, lengths=lengths)[1]
 
 
 def _drawn(
@@ -370,9 +367,12 @@ def _drawn(
 ) -> Prefix:
     """Draws a token of each sequence that has not ended, and reads it; `count`: of tokens drawn before."""
     (state, done, last), key = written, jax.random.fold_in(key, count)
-    seen = state["counts"] > 0 if choice.repetition_penalty != 1 else None
+    seen = state["counts"] > 0 if "counts" in state else None
     token = jnp.where(done, last, sample(state["logits"], key, choice, seen))
-    _, after = model.step(token, state, mask=~done) if choice.stop else model.step(token, state)
+    if choice.stop is None:
+        _, after = model.step(token, state)
+    else:
+        _, after = model.step(token, state, mask=~done)
     return Prefix(after, done | choice.ends(token), token)
 
 
@@ -380,23 +380,22 @@ _draw = jax.jit(_drawn)
 _draw_in_place = jax.jit(_drawn, donate_argnames="written")
 
 
-@jax.jit
-def _generate(model: TokenModel, prompt: Prompt) -> tuple[jax.Array, State]:
-    """Draws tokens until all sequences have ended; then each repeats its last one."""
+@partial(jax.jit, static_argnames="capacity")
+def _write(
+    model: TokenModel, start: Prefix, key: jax.Array, choice: Sampler, length: Any, *, capacity: int
+) -> tuple[jax.Array, State]:
+    """Draws tokens until all sequences have ended; then each repeats its last one. Returns [N, capacity] and the state."""
 
     def goes_on(carry: tuple[jax.Array, Prefix, jax.Array]) -> jax.Array:
         count, written, _ = carry
-        return (count < prompt.length) & ~jnp.all(written.done)
+        return (count < length) & ~jnp.all(written.done)
 
     def draw(carry: tuple[jax.Array, Prefix, jax.Array]) -> tuple[jax.Array, Prefix, jax.Array]:
         count, written, tokens = carry
-        written = _drawn(model, written, prompt.key, count, prompt.choice)
+        written = _drawn(model, written, key, count, choice)
         return count + 1, written, tokens.at[count].set(written.last)
 
-    start = _begin(model, prompt)
-    if prompt.length == 0:
-        return jnp.zeros((*start.last.shape, 0), jnp.int32), start.state
-    tokens = like(jnp.zeros((prompt.length, *start.last.shape), jnp.int32), start)
+    tokens = like(jnp.zeros((capacity, *start.last.shape), jnp.int32), start)
     count, written, tokens = jax.lax.while_loop(goes_on, draw, (jnp.int32(0), start, tokens))
-    unwritten = jnp.arange(prompt.length)[:, None] >= count
+    unwritten = jnp.arange(capacity)[:, None] >= count
     return jnp.where(unwritten, written.last[None], tokens).T, written.state

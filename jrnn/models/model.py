@@ -78,6 +78,11 @@ class LanguageModel:
         """V."""
         return int(self.config.vocab_size)
 
+    @property
+    def takes_lengths(self) -> bool:
+        """Whether a call takes `lengths`."""
+        return True
+
     def __repr__(self) -> str:
         count = sum(math.prod(jnp.shape(p)) for p in self.params.values())
         types = sorted({str(jnp.result_type(p)) for p in self.params.values()})
@@ -151,7 +156,11 @@ class LanguageModel:
         return self.decoder.fresh(batch, dtype, room) | past
 
     def generate(self, tokens: Any, length: int, **options: Any) -> tuple[jax.Array, State]:
-        """Writes `length` tokens after a prompt, in one compiled program.
+        """Writes `length` tokens after a prompt, in one compiled program for the prompt and one for the tokens.
+
+        Programs are for N and for sizes of prompts and lengths, to which these are filled up. Options are data: other
+        values need no other program. `temperature`, `top_k`, `top_p`, `min_p` and `repetition_penalty` are numbers, or
+        arrays [N] of one for each row.
 
         Args:
             tokens: [N, T], the prompts. T is at least 1, or 0 to go on with the text of a state.
@@ -166,7 +175,8 @@ class LanguageModel:
             state: the state after earlier tokens, such as the one that an earlier call returned.
             lengths: [N], the lengths of the prompts, each at least 1, or 0 to go on with the text of a state.
             mask: booleans [N, T], the tokens that count, as in a call; padding may be anywhere.
-            stop: a token, or several, that end a sequence, which then repeats it. When all have ended, the work ends.
+            stop: a token, or several, that end a sequence, which then repeats it; or N lists, one for each row. When all
+                have ended, the work ends.
 
         Returns:
             The tokens [N, length], and the state after the last of them, or after the first that ends a sequence. It has the

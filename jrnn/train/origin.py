@@ -70,8 +70,16 @@ class Origin:
     @cached_property
     def carried(self) -> bool:
         """Whether the model has a state to go on from."""
+        return self._has(carried=True)
+
+    @cached_property
+    def takes_lengths(self) -> bool:
+        """Whether the model, going on from a state, takes the lengths of sequences."""
+        return self._has(carried=True, lengths=True)
+
+    def _has(self, **changes: Any) -> bool:
         try:
-            self.variant(carried=True)
+            self.variant(**changes)
         except ConfigError:
             return False
         return True

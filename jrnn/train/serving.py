@@ -375,6 +375,11 @@ class TrainedModel:
         """V."""
         return self.origin.signature.inputs
 
+    @property
+    def takes_lengths(self) -> bool:
+        """Whether a call takes `lengths`."""
+        return self.origin.takes_lengths
+
     def _checked(self, x: Any, axes: tuple[str, ...]) -> jax.Array:
         where = self.name
         signature = self.origin.signature

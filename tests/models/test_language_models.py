@@ -19,7 +19,7 @@ from jrnn.errors import ConfigError, FormatError, LayerError
 from jrnn.models import generation
 from jrnn.models.blocks import Experts, Mlp, Router
 from jrnn.models.family import Scoped
-from jrnn.models.generation import Sampler, sample
+from jrnn.models.sampling import Sampler, sample
 from jrnn.nn.span import Span
 
 SMALL = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1}
@@ -734,7 +734,7 @@ def test_a_text_begins_anew_at_a_token_that_does_not_count(name):
 def test_penalties_limits_and_several_stops():
     logits = jnp.log(jnp.array([[0.4, 0.35, 0.2, 0.05]])) + 3
     seen = jnp.array([[True, False, False, False]])
-    assert int(sample(logits, None, Sampler(0.0, True, repetition_penalty=1.5), seen)[0]) == 1
+    assert int(sample(logits, None, Sampler(0.0, repetition_penalty=1.5), seen)[0]) == 1
     rows = jnp.broadcast_to(logits, (500, 4))
     drawn = sample(rows, jax.random.key(0), Sampler(1.0, min_p=0.6))
     assert set(np.asarray(drawn).tolist()) == {0, 1}
