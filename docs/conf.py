@@ -1,6 +1,7 @@
 """Sphinx: pages in Markdown (MyST), the API reference from docstrings in Google's style. scripts/docs.sh builds it."""
 
 import functools
+import importlib
 import inspect
 import json
 import re
@@ -92,6 +93,7 @@ html_extra_path = ["_generated/site"]
 
 def entries(block):
     """Entries of a block of names in docs/api: `Name` with its members, `Name()` with none, `Name(a, b)` with these."""
+    importlib.import_module(block[1])
     lines = ["```{eval-rst}"]
     for name, chosen in re.findall(r"([\w.]+)(\([^)]*\))?", block[2]):
         value = functools.reduce(getattr, f"{block[1]}.{name}".split(".")[1:], jrnn)
@@ -123,7 +125,9 @@ NOTEBOOK = re.compile(r"`(\w+\.ipynb)`")
 
 
 def expand(app, docname, source):
-    """Makes entries of blocks of names, and links of the names of notebooks, which the site has."""
+    """Makes entries of blocks of names, and adds what the site alone has: notebooks, and files beside the folder docs."""
+    if docname == "changelog":
+        source[0] = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     source[0] = NAMES.sub(entries, source[0])
     if docname == "examples":
         source[0] = NOTEBOOK.sub(r'<a href="notebooks/\1" download>\1</a>', source[0])

@@ -77,16 +77,11 @@ def configs(_):
 
 def clone(_):
     """How to get a clone, where pyproject.toml names the repository."""
-    urls = tomllib.loads(text("pyproject.toml"))["project"].get("urls", {})
+    text = (DOCS.parent / "pyproject.toml").read_text(encoding="utf-8")
+    urls = tomllib.loads(text)["project"].get("urls", {})
     if "Repository" not in urls:
         return ""
     return f"```text\ngit clone {urls['Repository']} jrnn\ncd jrnn\n```"
-
-
-def text(name):
-    """The text of a file of the repository, without its title, for a page of the site."""
-    whole = (DOCS.parent / name).read_text(encoding="utf-8")
-    return re.sub(r"\A# .*\n", "", whole)
 
 
 MADE = {
@@ -97,7 +92,6 @@ MADE = {
     "measured": tables.render,
     "operators": lambda _: operator_tables.render(),
     "properties": properties,
-    "text": text,
 }
 
 

@@ -308,7 +308,10 @@ def _check(p: _Options) -> None:
     what = "a NetDef file, a package, a config, FILE:NAME of a JAX function, or a pretrained model's folder"
     p.net(what, "TARGET")
     p.network()
-    what = "the blob to differentiate, which has one element (default: the blob `loss`, else all outputs)"
+    what = (
+        "the blob to differentiate, which has one element (default: the blob `loss`, else what a training net "
+        "differentiates, else all outputs)"
+    )
     p.option("--loss", "BLOB", what)
     p.flag("--scan", "the function is a step (carry, x) -> (carry, y): run it over time")
     p.set("a config")

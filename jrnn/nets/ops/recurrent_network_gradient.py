@@ -18,6 +18,7 @@ from jax import lax
 from jrnn.errors import GradientError, NetError, OpError
 from jrnn.loops import scan
 from jrnn.nets.graph.history import check_gradient_version
+from jrnn.nets.ir import Op
 from jrnn.nets.lowering import Context, execute
 from jrnn.nets.ops.recurrent_network import (
     StepWorkspaces,
@@ -38,14 +39,21 @@ def recurrent_network_gradient(*blobs, op, context):
         check_gradient_version(op)
     except NetError as e:
         raise OpError(str(e)) from None
+    w = gradient_wiring(op)
     count = len(op.integers("outputs_with_grads"))
-    ends = set(op.names("alias_dst"))
-    split = next((k for k in range(count, len(op.inputs)) if op.inputs[k] in ends), len(op.inputs))
-    w = parse(op, op.inputs[count:split], op.inputs[split:])
+    split = count + len(w.inputs)
     inputs = dict(zip(w.inputs, blobs[count:split]))
     outputs = dict(zip(w.outputs, blobs[split:]))
     arriving = {w.outputs[k]: g for k, g in zip(w.outputs_with_grads or (), blobs)}
     return _Backward.of(w, inputs, outputs, context).run(arriving, context)
+
+
+def gradient_wiring(op: Op) -> Wiring:
+    """The wiring of the forward operator, from the arguments and inputs of its gradient operator."""
+    count = len(op.integers("outputs_with_grads"))
+    ends = set(op.names("alias_dst"))
+    split = next((k for k in range(count, len(op.inputs)) if op.inputs[k] in ends), len(op.inputs))
+    return parse(op, op.inputs[count:split], op.inputs[split:])
 
 
 @gradient("RecurrentNetwork")

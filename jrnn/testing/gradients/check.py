@@ -23,14 +23,16 @@ from jrnn.nets.graph.scope import Workspace, reads, workspace_of
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import run_net
 from jrnn.nets.ops.recurrent_network import initial_state
+from jrnn.nets.ops.recurrent_network_gradient import gradient_wiring
 from jrnn.nets.ops.recurrent_wiring import Wiring, parse
 from jrnn.nets.registry import lookup
 from jrnn.testing.gradients import compare
 from jrnn.testing.gradients.compare import Effort
 from jrnn.testing.gradients.held import holding, rule_name, stopping_lines
 from jrnn.testing.gradients.kinks import near_kinks
-from jrnn.testing.gradients.report import BlobAgreement, Fault, GradientReport
+from jrnn.testing.gradients.report import BlobAgreement, Fault, GradientReport, WrittenFault
 from jrnn.testing.gradients.subject import Subject, function_of, subject_of_net
+from jrnn.testing.gradients.written import fault_in_backward_step, written_gradients
 
 
 def check_gradients(
@@ -44,11 +46,14 @@ def check_gradients(
 ) -> GradientReport:
     """Computes the gradient of a net in three ways, in float64, and compares them element by element.
 
+    The gradient operators that a training net holds itself are a fourth.
+
     Args:
-        net: the forward net, or a training net, whose backward pass is ignored.
+        net: the forward net; or a training net, whose own gradient operators are compared too.
         blobs: what the net reads; floating-point blobs are converted to float64.
-        loss: a blob of one element. If None, every floating-point output of the net is differentiated: the whole Jacobian
-            if it has up to 4096 elements, else one random combination of the outputs.
+        loss: a blob of one element. If None, the blobs that a training net differentiates; of a net without gradient
+            operators every floating-point output: the whole Jacobian if it has up to 4096 elements, else one random
+            combination of the outputs.
         wrt: the blobs with respect to which gradients are computed; defaults to all floating-point blobs that the net reads.
         key: a `jax.random.key` for random operators; each evaluation draws the same numbers.
         effort: fields of `jrnn.testing.gradients.Effort`, such as `tolerance`, `max_elements` or `second`.
@@ -70,7 +75,13 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
     """The report on a subject. To be called with 64-bit types enabled. `inner`: compare blobs within the net too."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GradientWarning)  # the fault says what stops a gradient
-        blobs, notes = compare.agreements(s, effort)
+        written = None
+        if s.written:
+            effort.doing("running the gradient operators in the file")
+            written = written_gradients(
+                s.net, s.written, tuple(s.seeds), s.blobs, s.key, effort.tolerance
+            )
+        blobs, notes = compare.agreements(s, effort, written)
         stopped: list[str] = []
         lines = [] if s.exact else stopping_lines(s.function, s.point)
         if not s.exact and s.held is None and not _differences_agree(blobs, effort):
@@ -88,11 +99,12 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
                     f"central differences treat values under stop_gradient as constants ({at})"
                 )
                 lines = _that_matter(s, lines, stopped, effort)
-        fault = None
+        fault: Fault | WrittenFault | None = None
         if not _differences_agree(blobs, effort):
             effort.doing("looking for kinks near the point")
             notes += near_kinks(s.function, s.point)
-        if not all(b.agrees for b in blobs):
+        of_three = [replace(b, file_error=None) for b in blobs]
+        if not all(effort.agrees(b) for b in of_three):
             wrong_net = any(
                 b.net_error is not None and not b.net_error <= effort.tolerance for b in blobs
             )
@@ -104,6 +116,11 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
                         "the net has the right gradient: the fault is in your function's derivative rule"
                     )
                 fault = fault_in_function(s, effort)
+        if written is not None and written.fault is not None:
+            if fault is None:
+                fault = _with_step(s, written.fault, effort)
+            elif any((b.file_error or 0) > effort.tolerance for b in blobs):
+                notes.append(str(_with_step(s, written.fault, effort)))
         effort.doing(
             "computing the loss and the blobs within the net" if inner else "computing the loss"
         )
@@ -121,6 +138,18 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
             stopped=tuple(stopped),
             stops=tuple(lines),
         )
+
+
+def _with_step(s: Subject, fault: WrittenFault, effort: Effort) -> WrittenFault:
+    """The fault of a gradient operator in the file, with what is wrong in the backward step net that it holds."""
+    op = s.written[fault.position]
+    if workspace_of(op) is not Workspace.STEP:
+        return fault
+    values = run_net(replace(s.net, external_outputs=()), s.blobs, key=s.key, wide=True)
+    w = gradient_wiring(op)
+    step = _step_of(w, replace(s, blobs={**s.blobs, **values}, written=()))
+    inside = _fault_in_backward_step(w, step, effort)
+    return replace(fault, inside=inside or "the operators of its backward step net agree")
 
 
 def _that_matter(s: Subject, lines: list[str], names: list[str], effort: Effort) -> list[str]:
@@ -178,9 +207,12 @@ def first_fault(s: Subject, effort: Effort, blobs: list[BlobAgreement]) -> Fault
         [b for b in wrong if b.name in op.inputs] or wrong,
         key=lambda b: max(b.net_error or 0.0, b.difference_error),
     )
-    inside = _fault_in_step(op, at, effort) if workspace_of(op) is Workspace.STEP else None
+    inside = None
+    written = None
+    if workspace_of(op) is Workspace.STEP:
+        inside, written = _fault_in_step(op, at, effort)
     where = describe_op(k, op.type, op.outputs, s.net.name)
-    return Fault(where, op.type, b.name, b.worst, b.values, inside, _cut(op))
+    return Fault(where, op.type, b.name, b.worst, b.values, inside, _cut(op), written)
 
 
 def _cut(op: Op) -> str | None:
@@ -209,6 +241,7 @@ def _suffix(s: Subject, k: int) -> Subject:
         wrt=wrt,
         seeds=seeds,
         function=function_of(net, seeds, given, s.key),
+        written=(),
     )
 
 
@@ -218,20 +251,33 @@ def _mixed(s: Subject) -> dict[str, np.ndarray]:
     return {y: np.tensordot(mix, v, 1)[None] for y, v in s.seeds.items()}
 
 
-def _fault_in_step(op: Op, at: Subject, effort: Effort) -> Fault | str | None:
-    """The fault in the gradient of a recurrent network's step: an operator of it, or its backward step net."""
+def _fault_in_step(
+    op: Op, at: Subject, effort: Effort
+) -> tuple[Fault | str | None, WrittenFault | None]:
+    """The fault in the gradient of a recurrent network's step, and the operator of its backward step net that is wrong."""
     w = parse(op, op.inputs, op.outputs)
     step = _step_of(w, at)
     blobs, _ = compare.agreements(step, effort)
     if not all(b.agrees for b in blobs):
-        return first_fault(step, effort, blobs)
+        return first_fault(step, effort, blobs), None
     if w.backward_step_net is None:
-        return None
+        return None, None
     mine = compare.by_jax(step)
     for name, by_net in _stored_gradients(w, step).items():
         if not compare.net_error(mine[name][0], by_net) <= effort.tolerance:
-            return f"the backward step net that it holds gives another gradient of {name!r} than its step net has"
-    return "the operators of its step net agree; the loop around them does not"
+            text = f"the backward step net that it holds gives another gradient of {name!r} than its step net has"
+            return text, _fault_in_backward_step(w, step, effort)
+    return "the operators of its step net agree; the loop around them does not", None
+
+
+def _fault_in_backward_step(w: Wiring, step: Subject, effort: Effort) -> WrittenFault | None:
+    """The operator of a stored backward step net that is wrong, or None."""
+    assert w.backward_step_net is not None
+    seeds = _seeds_of_step(w, step)
+    blobs = {**step.blobs, **{name: step.seeds[new][0] for new, name in seeds.items()}}
+    return fault_in_backward_step(
+        step.net, w.backward_step_net, seeds, blobs, step.key, effort.tolerance
+    )
 
 
 def _step_of(w: Wiring, at: Subject) -> Subject:
@@ -261,17 +307,24 @@ def _step_of(w: Wiring, at: Subject) -> Subject:
     )
 
 
-def _stored_gradients(w: Wiring, step: Subject) -> dict[str, Any]:
-    """The gradients of references and sequences that the backward step net writes, for the step's own seeds."""
-    assert w.backward_step_net is not None
-    blobs = dict(step.blobs)
+def _seeds_of_step(w: Wiring, step: Subject) -> dict[str, str]:
+    """The outputs of a step -> the blobs of their gradients, which the backward step net reads."""
+    seeds = {}
     ends = {k.external: k.internal for k in w.links if k.internal in step.seeds} | w.collected
     for link in w.backward_links:
         new = ends.get(link.external.removesuffix("_grad"))
         if new is not None and (
             link.offset > 0 or link.external.removesuffix("_grad") in w.collected
         ):
-            blobs[link.internal] = step.seeds[new][0]
+            seeds[new] = link.internal
+    return seeds
+
+
+def _stored_gradients(w: Wiring, step: Subject) -> dict[str, Any]:
+    """The gradients of references and sequences that the backward step net writes, for the step's own seeds."""
+    assert w.backward_step_net is not None
+    seeds = _seeds_of_step(w, step)
+    blobs = {**step.blobs, **{name: step.seeds[new][0] for new, name in seeds.items()}}
     run = replace(
         step.net,
         ops=(*step.net.ops, *w.backward_step_net.ops),

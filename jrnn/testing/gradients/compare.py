@@ -26,6 +26,7 @@ from jrnn.nets.lowering import infer_shapes, run_net, to_jax
 from jrnn.nets.registry import ACCUMULATE
 from jrnn.testing.gradients.report import BlobAgreement
 from jrnn.testing.gradients.subject import Subject
+from jrnn.testing.gradients.written import WrittenGradients
 
 STEP = 6e-6  # about the cube root of float64's epsilon, which balances rounding and truncation of central differences
 Gradients = dict[str, Any]
@@ -57,12 +58,14 @@ class Effort:
     def agrees(self, b: BlobAgreement) -> bool:
         """Whether all errors are within their tolerances; a NaN never is."""
         errors = (b.difference_error, b.direction_error, b.second_error)
-        by_net = b.net_error is None or b.net_error <= self.tolerance
-        return by_net and all(e is None or e <= self.difference_tolerance for e in errors)
+        exact = all(e is None or e <= self.tolerance for e in (b.net_error, b.file_error))
+        return exact and all(e is None or e <= self.difference_tolerance for e in errors)
 
 
-def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[str]]:
-    """The agreement of each blob, and notes on what could not be checked."""
+def agreements(
+    s: Subject, effort: Effort, written: WrittenGradients | None = None
+) -> tuple[list[BlobAgreement], list[str]]:
+    """The agreement of each blob, and notes on what could not be checked. `written`: of the file's gradient operators."""
     effort.doing("computing JAX's gradient")
     mine = by_jax(s)
     theirs = None
@@ -83,6 +86,10 @@ def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[st
         )
         s = replace(s, wrt=tuple(n for n in s.wrt if n not in lost))
     off = {n: mine[n] if theirs is None else mine[n] - theirs[n] for n in s.wrt}
+    of_file = {} if written is None else written.gradients
+    for n in set(of_file).intersection(s.wrt):
+        if np.shape(of_file[n]) == np.shape(mine[n])[1:]:
+            off[n] = np.abs(off[n]) + np.abs(mine[n] - of_file[n][None])
     where = {n: chosen(np.max(np.abs(off[n]), axis=0), effort.max_elements) for n in s.wrt}
     differences = element_differences(s, where, effort.doing)
     large = [n for n in s.wrt if len(where[n]) < np.size(s.blobs[n])]
@@ -104,8 +111,12 @@ def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[st
         ) as e:  # what JAX raises where a rule is missing
             notes.append(f"second derivatives were not compared: {str(e).splitlines()[0]}")
     blobs = [
-        agreement(s, n, mine[n], theirs and theirs[n], where[n], differences[n]) for n in s.wrt
+        agreement(s, n, mine[n], theirs and theirs[n], where[n], differences[n], of_file.get(n))
+        for n in s.wrt
     ]
+    absent = [n for n in s.wrt if written is not None and n not in of_file and np.any(mine[n])]
+    if absent:
+        notes.append(f"the file has no gradient of {', '.join(absent)} to compare")
     blobs = [
         replace(b, direction_error=along.get(b.name), second_error=twice.get(b.name)) for b in blobs
     ]
@@ -134,11 +145,18 @@ def net_error(by_jax: Any, by_net: Any) -> float:
 
 
 def agreement(
-    s: Subject, name: str, by_jax: Any, by_net: Any, where: np.ndarray, differences: Any
+    s: Subject,
+    name: str,
+    by_jax: Any,
+    by_net: Any,
+    where: np.ndarray,
+    differences: Any,
+    by_file: Any = None,
 ) -> BlobAgreement:
     """The agreement of one blob.
 
-    Gradients are [S, ...], and the net's may be None; differences [S, len(where)] are at flat indices `where`.
+    Gradients are [S, ...], and the net's may be None; differences [S, len(where)] are at flat indices `where`. The
+    gradient of the file's own operators [...] is None where it has none; one of another shape is infinitely wrong.
     """
     shape = np.shape(by_jax)[1:]
     size = int(np.prod(shape))
@@ -153,10 +171,21 @@ def agreement(
         None if by_net is None else net_error(by_jax, by_net),
         float(np.max(off_difference, initial=0.0)),
     )
+    fits = by_file is not None and np.shape(by_file) == shape
+    file_error = None
+    if by_file is not None:
+        file_error = net_error(by_jax, by_file[None]) if fits else float("inf")
     if not len(where):
-        return BlobAgreement(name, shape, *errors, 0, (), (0.0, 0.0, 0.0), False, s.row_name(0))
+        nothing = (0.0, 0.0, 0.0)
+        row = s.row_name(0)
+        return BlobAgreement(
+            name, shape, *errors, 0, (), nothing, False, row, file_error=file_error
+        )
     # among the elements with differences, the one where JAX's gradient differs most from either of the others
     off = off_net / TOLERANCE + off_difference / DIFFERENCE_TOLERANCE
+    of_file = np.reshape(by_file, (1, size))[:, where] if fits else None
+    if of_file is not None:
+        off = off + np.abs(mine - of_file) / scale / TOLERANCE
     row, k = (int(i) for i in np.unravel_index(int(np.argmax(off)), off.shape))
     worst = tuple(int(i) for i in np.unravel_index(where[k], shape))
     values = (
@@ -174,6 +203,8 @@ def agreement(
         False,
         s.row_name(row),
         is_zero=not np.any(by_jax),
+        file_error=file_error,
+        file_value=None if of_file is None else float(of_file[0, k]),
     )
 
 

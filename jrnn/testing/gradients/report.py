@@ -50,6 +50,8 @@ class BlobAgreement:
         worst: the index where the net or differences are farthest from JAX. `values` are the three gradients there. `of`
             names the element of an output that is differentiated, if the whole Jacobian was compared.
         is_zero: whether JAX's gradient is zero for all elements.
+        file_error: between JAX's gradient and that of the gradient operators in the file; None if there are none.
+        file_value: the file's gradient at `worst`.
     """
 
     name: str
@@ -64,6 +66,8 @@ class BlobAgreement:
     direction_error: float | None = None
     second_error: float | None = None
     is_zero: bool = False
+    file_error: float | None = None
+    file_value: float | None = None
 
 
 _UNSAFE = "JAX's is not finite: give the branch that jnp.where does not take a safe argument"
@@ -76,6 +80,39 @@ def _near(a: float | None, b: float | None, among: tuple[float | None, ...]) -> 
 
 
 @dataclass(frozen=True)
+class WrittenFault:
+    """The first wrong gradient operator of a training net, or of a backward step net.
+
+    Attributes:
+        operator: describes the operator.
+        blob: the output that is wrong.
+        values: its value at `index`, and the right one; None where it has no such value.
+        reason: why, if the value does not say it.
+        position: of the operator among the gradient operators.
+        inside: the fault inside its backward step net.
+    """
+
+    operator: str
+    type: str
+    blob: str
+    index: tuple[int, ...]
+    values: tuple[float, float] | None
+    reason: str = ""
+    position: int = 0
+    inside: WrittenFault | str | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.operator}: this gradient operator is wrong"
+        if self.values is not None:
+            value, right = self.values
+            at = f" at {list(self.index)}" if self.index else ""
+            text = f"{text}: {self.blob!r}{at} is {value:.10g}, and {right:.10g} is right"
+        if self.reason:
+            text = f"{text}; {self.reason}"
+        return text if self.inside is None else f"{text}\n  inside: {self.inside}"
+
+
+@dataclass(frozen=True)
 class Fault:
     """The first operator of the backward pass at which gradients differ.
 
@@ -85,6 +122,7 @@ class Fault:
         values: JAX's gradient, the net's, and the central difference at `index`.
         inside: the fault inside its step net.
         cut: which gradients the operator stops, because its arguments say so.
+        written: the operator of the backward step net that is wrong.
     """
 
     operator: str
@@ -94,6 +132,7 @@ class Fault:
     values: tuple[float, float | None, float]
     inside: Fault | str | None = None
     cut: str | None = None
+    written: WrittenFault | None = None
 
     def __str__(self) -> str:
         by_jax, by_net, difference = self.values
@@ -103,7 +142,12 @@ class Fault:
             f"{self.operator}: the gradient of its input {self.blob!r}{at} is {by_jax:.10g} by JAX, {net}"
             f"{difference:.10g} by central differences; {self.odd_one()}"
         )
-        return text if self.inside is None else f"{text}\n  inside: {self.inside}"
+        parts = [text]
+        if self.inside is not None:
+            parts.append(f"inside: {self.inside}")
+        if self.written is not None:
+            parts.append(f"inside: {self.written}")
+        return "\n  ".join(parts)
 
     def odd_one(self) -> str:
         """Which of the three gradients differs from the other two."""
@@ -146,14 +190,14 @@ class GradientReport:
     name: str = ""
     outputs: tuple[str, ...] = ()
     inner: Mapping[str, float] = field(default_factory=dict)
-    fault: Fault | None = None
+    fault: Fault | WrittenFault | None = None
     notes: tuple[str, ...] = ()
     stopped: tuple[str, ...] = ()
     stops: tuple[str, ...] = ()
 
     @property
     def agrees(self) -> bool:
-        return all(b.agrees for b in self.blobs)
+        return all(b.agrees for b in self.blobs) and self.fault is None
 
     @property
     def worst(self) -> tuple[BlobAgreement, ...]:
@@ -164,7 +208,8 @@ class GradientReport:
         """The largest error of a blob relative to its tolerance; above 1 it disagrees."""
         errors = (b.difference_error, b.direction_error, b.second_error)
         shares = [e / self.difference_tolerance for e in errors if e is not None]
-        shares += [] if b.net_error is None else [b.net_error / self.tolerance]
+        exact = [b.net_error, b.file_error]
+        shares += [e / self.tolerance for e in exact if e is not None]
         return math.inf if any(math.isnan(e) for e in shares) else max(shares)
 
     def to_dict(self) -> dict[str, Any]:
@@ -180,12 +225,17 @@ class GradientReport:
     def table(self) -> tuple[list[str], list[list[str]]]:
         """The heads of the columns, and a row of cells for each blob, the worst first; see `docs/checking.md`."""
         errors = {"|JAX - net|": "net_error", "|JAX - differences|": "difference_error"}
-        more = {"directional": "direction_error", "2nd derivative": "second_error"}
+        more = {
+            "|JAX - file|": "file_error",
+            "directional": "direction_error",
+            "2nd derivative": "second_error",
+        }
         errors |= {
             head: name
             for head, name in more.items()
             if any(getattr(b, name) is not None for b in self.blobs)
         }
+        is_written = any(b.file_error is not None for b in self.blobs)
         heads = [
             "blob",
             "shape",
@@ -193,6 +243,7 @@ class GradientReport:
             "jax",
             "net",
             "difference",
+            *(["file"] if is_written else []),
             "at",
             *([] if self.agrees else ["verdict"]),
         ]
@@ -201,8 +252,9 @@ class GradientReport:
             numbers = [getattr(b, name) for name in errors.values()]
             at = f"{b.of} by {list(b.worst)}" if b.of else str(list(b.worst))
             row = [b.name, str(list(b.shape)), *("-" if e is None else f"{e:.1e}" for e in numbers)]
+            values = (*b.values, b.file_value) if is_written else b.values
             row += [
-                *("-" if v is None else f"{v:.6g}" for v in b.values),
+                *("-" if v is None else f"{v:.6g}" for v in values),
                 at,
                 "agrees" if b.agrees else "DISAGREES",
             ]
@@ -241,7 +293,17 @@ class GradientReport:
         return cautions
 
     def verdict(self) -> str:
-        """Which of the three gradients agree, as in `JAX's gradient and the net's agree; central differences do not`."""
+        """Which of the gradients agree, as in `JAX's gradient and the net's agree; central differences do not`."""
+        errors = [b.file_error for b in self.blobs if b.file_error is not None]
+        if not errors and not isinstance(self.fault, WrittenFault):
+            return self._of_three()
+        agrees = all(e <= self.tolerance for e in errors)
+        if agrees and not isinstance(self.fault, WrittenFault):
+            return f"{self._of_three()}; so do the gradient operators in the file"
+        return f"{self._of_three()}; the gradient operators in the file do not"
+
+    def _of_three(self) -> str:
+        """Which of JAX's gradient, the net's and central differences agree."""
         if not self.blobs:
             return "no gradient was compared"
         errors = [

@@ -15,8 +15,9 @@ import numpy as np
 
 from jrnn.convert.package import outputs_of
 from jrnn.errors import GradientError, near
-from jrnn.nets.ir import Net
+from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import to_jax, without_sources
+from jrnn.testing.gradients.written import backward_part, seeds_in
 
 SMALL = 4096  # elements up to which a Jacobian is compared whole
 
@@ -38,6 +39,7 @@ class Subject:
         no_net: why no net has this gradient, in one line; then JAX's gradient and differences are compared. None if one has.
         held: the function for differences, if it is another: it holds what `stop_gradient` stops.
         surrogates: the names of functions whose derivative rule is a surrogate on purpose.
+        written: the gradient operators of the training net that the net was read from.
     """
 
     net: Net
@@ -51,6 +53,7 @@ class Subject:
     no_net: str | None = None
     held: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     surrogates: tuple[str, ...] = ()
+    written: tuple[Op, ...] = ()
 
     @property
     def point(self) -> dict[str, Any]:
@@ -87,7 +90,12 @@ def subject_of_net(
         GradientError: a loss of more than one element, an unknown blob, or outputs without floating-point numbers.
         NetError, OpError: as `run_net` does.
     """
-    net = without_sources(net if loss is None else _forward_part(net, loss), blobs)
+    seeded = seeds_in(net)
+    losses = tuple(seeded) if loss is None else (loss,)
+    forward, written = backward_part(net, losses)
+    if losses:
+        net = replace(net, external_outputs=())
+    net = without_sources(replace(net, ops=forward), blobs)
     given = {n: as_float64(v) for n, v in blobs.items()}
     read = {i for op in net.ops for i in op.inputs}
     floating = [n for n, v in given.items() if v.dtype == np.float64]
@@ -97,16 +105,20 @@ def subject_of_net(
                 f"cannot differentiate by {name!r}, not a floating point blob{near(name, floating)}"
             )
     names = tuple(wrt) if wrt is not None else tuple(n for n in floating if n in read)
-    outputs = (loss,) if loss is not None else outputs_of(net)
+    outputs = losses or outputs_of(net)
     point = {n: given[n] for n in names}
     shapes = jax.eval_shape(function_of(net, outputs, given, key), point)
     if loss is not None and shapes[loss].size != 1:
         raise GradientError(
             f"loss {loss!r} has shape {list(shapes[loss].shape)}; it must have one element"
         )
-    seeds = seeds_of(net.name, shapes, point)
+    if written:  # which adds up the gradients of all losses, each from ones
+        seeds = {y: np.ones((1, *shapes[y].shape)) for y in losses}
+    else:
+        seeds = seeds_of(net.name, shapes, point)
     optional = frozenset(names if wrt is None else ())
-    return Subject(net, given, names, seeds, function_of(net, seeds, given, key), key, optional)
+    function = function_of(net, seeds, given, key)
+    return Subject(net, given, names, seeds, function, key, optional, written=written)
 
 
 def function_of(net: Net, outputs: Iterable[str], given: Mapping[str, Any], key: Any) -> Callable:
@@ -138,13 +150,6 @@ def seeds_of(
         return {y: rng.standard_normal((1, *shape)) for y, shape in smooth.items()}
     parts = np.split(np.eye(total), np.cumsum(sizes)[:-1], axis=1)
     return {y: part.reshape(total, *shape) for (y, shape), part in zip(smooth.items(), parts)}
-
-
-def _forward_part(net: Net, loss: str) -> Net:
-    """The operators of a training net before the one that seeds the gradient of `loss`; all of them if none does."""
-    seed = f"{loss}_autogen_grad"
-    k = next((k for k, op in enumerate(net.ops) if seed in op.outputs), len(net.ops))
-    return replace(net, ops=net.ops[:k], external_outputs=())
 
 
 def as_float64(value: Any) -> Any:

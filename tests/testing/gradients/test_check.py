@@ -147,6 +147,112 @@ def test_a_fault_within_a_step(type, inside, monkeypatch):
     assert (fault.inside.operator if isinstance(fault.inside, Fault) else fault.inside) == inside
 
 
+def training():
+    """A training net with an update of its weights, and its blobs."""
+    net = jrnn.read_net(
+        """name: "training" external_input: "x" external_input: "w" external_input: "b"
+        op { type: "FC" input: "x" input: "w" input: "b" output: "h" }
+        op { type: "Tanh" input: "h" output: "y" }
+        op { type: "Sum" input: "y" input: "h" output: "s" }
+        op { type: "AveragedLoss" input: "s" output: "loss" }"""
+    )
+    net, _ = jrnn.add_gradients(net, ["loss"])
+    update = Op.of("WeightedSum", ["w", "one", "w_grad", "rate"], ["w"])
+    blobs = {n: RNG.standard_normal(s) for n, s in {"x": (3, 2), "w": (2, 2), "b": (2,)}.items()}
+    blobs |= {"one": np.ones(1), "rate": -np.ones(1)}
+    return replace(net, ops=(*net.ops, update)), blobs
+
+
+def changed(net, of, **fields):
+    """The net with another operator in place of one of a type."""
+    ops = tuple(replace(op, **fields) if op.type == of else op for op in net.ops)
+    return replace(net, ops=ops)
+
+
+WRONG = {  # operators of the file -> what is named
+    "type": ("TanhGradient", {"type": "SigmoidGradient"}, "op #6 SigmoidGradient -> 'h_grad'"),
+    "inputs": ("TanhGradient", {"inputs": ("s", "s_grad")}, "op #6 TanhGradient -> 'h_grad'"),
+    "outputs": (
+        "FCGradient",
+        {"outputs": ("b_grad", "w_grad", "x_grad")},
+        "op #8 FCGradient -> 'b_grad', 'w_grad', 'x_grad'",
+    ),
+    "seed": (
+        "ConstantFill",
+        {"args": Op.of("ConstantFill", [], [], value=2.0).args},
+        "op #4 ConstantFill -> 'loss_autogen_grad'",
+    ),
+    "missing": (
+        "AveragedLossGradient",
+        {"outputs": ("other",)},
+        "op #6 TanhGradient -> 'h_grad'",
+    ),
+}
+
+
+def test_gradient_operators_of_a_training_net_are_compared():
+    net, blobs = training()
+    report = jrnn.check_gradients(net, blobs, "loss")
+    assert report.agrees and report.verdict().endswith("; so do the gradient operators in the file")
+    assert {b.name for b in report.blobs} == {"x", "w", "b"}
+    assert all(b.file_error < 1e-12 and b.file_value is not None for b in report.blobs)
+    assert "|JAX - file|" in str(report)
+    assert jrnn.check_gradients(net, blobs).agrees  # the loss is what the file differentiates
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_gradient_operator_in_a_file_is_named(case):
+    of, fields, named = WRONG[case]
+    net, blobs = training()
+    report = jrnn.check_gradients(changed(net, of, **fields), blobs, "loss", max_elements=1)
+    assert not report.agrees and report.conclusion() == "the gradients DISAGREE"
+    assert all(b.net_error < 1e-12 for b in report.blobs), "of the generated backward net"
+    assert report.verdict().endswith("; the gradient operators in the file do not")
+    assert report.fault.operator.startswith(named)
+    if case == "missing":
+        assert "reads blob 's_grad', which no operator writes" in str(report)
+
+
+def test_a_file_may_differentiate_several_losses_and_name_gradients_otherwise():
+    b = jrnn.NetBuilder("two")
+    h = b.Tanh(b.input("x"), "h")
+    b.AveragedLoss(h, "cost")
+    b.AveragedLoss(b.Sin(h, "s"), "aux")
+    net, _ = jrnn.add_gradients(b.build(), ["cost", "aux"])
+    blobs = {"x": RNG.standard_normal((2, 3))}
+    names = {"s_grad": "ds"}
+    renamed = tuple(
+        replace(
+            op,
+            inputs=tuple(names.get(n, n) for n in op.inputs),
+            outputs=tuple(names.get(n, n) for n in op.outputs),
+        )
+        for op in net.ops
+    )
+    for loss in (None, "cost", "aux"):
+        assert jrnn.check_gradients(replace(net, ops=renamed), blobs, loss).agrees
+    wrong = changed(net, "SinGradient", type="CosGradient")
+    assert not jrnn.check_gradients(wrong, blobs).agrees
+    assert jrnn.check_gradients(wrong, blobs, "cost").agrees, "it is not on the way"
+
+
+@pytest.mark.exhaustive("True")
+@pytest.mark.parametrize("both", [False, True])
+def test_a_wrong_backward_step_net_in_a_file_is_named(both):
+    net, blobs = recurrent()
+    training_net, _ = jrnn.add_gradients(stored_wrong(net) if both else net, ["loss"])
+    if not both:
+        training_net = stored_wrong(training_net)
+        ops = [*training_net.ops]
+        ops[1] = net.ops[1]  # the forward operator, whose backward step net is right
+        training_net = replace(training_net, ops=tuple(ops))
+    fault = jrnn.check_gradients(training_net, blobs, "loss", max_elements=1).fault
+    assert fault.type == ("RecurrentNetwork" if both else "RecurrentNetworkGradient")
+    inside = fault.written if both else fault.inside
+    assert inside.operator.startswith("op #0 SigmoidGradient -> 'rnn/gates_t_grad'")
+    assert "has a TanhGradient there" in str(fault)
+
+
 def test_the_whole_jacobian_or_one_gradient(monkeypatch):
     net, blobs = chain()
     plant(monkeypatch, "MulGradient", 2)

@@ -138,6 +138,19 @@ def test_a_wrong_gradient_is_named_and_has_status_1(files, capsys, wrong_tanh):
     )
 
 
+def test_a_training_net_from_a_file(files, capsys):
+    net, _ = jrnn.add_gradients(jrnn.read_net(files / "net.pbtxt"), ["loss"])
+    jrnn.write_net(net, files / "training.pbtxt")
+    text = (files / "training.pbtxt").read_text()
+    (files / "training.pbtxt").write_text(text.replace("TanhGradient", "SigmoidGradient"))
+    assert main(["check", "training.pbtxt", *FEEDS, "--json", "report.json"]) == 1
+    out = capsys.readouterr().out
+    assert "the gradients DISAGREE" in out and "file" in out and "JAX - f" in out
+    assert "first fault: op #5 SigmoidGradient" in out and "this gradient operator is wrong" in out
+    fault = json.loads((files / "report.json").read_text())["fault"]
+    assert fault["type"] == "SigmoidGradient" and fault["blob"] == "y_grad"
+
+
 def test_packages(files, capsys):
     net = jrnn.read_net(files / "net.pbtxt")
     params = {"w": np.ones((4, 3), np.float32), "b": np.zeros(4, np.float32)}
