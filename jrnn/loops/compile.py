@@ -18,6 +18,7 @@ from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs.jax_internals import are_arrays, cached, is_recomputed, metadata_of, scan_p
 from jrnn.jaxprs.tangents import is_smooth
+from jrnn.jaxprs.work import TooMuchWork
 from jrnn.loops.costs.bounds import (
     ELEMENTWISE_MIN_GAIN,
     MIN_GAIN,
@@ -28,7 +29,7 @@ from jrnn.loops.costs.bounds import (
 from jrnn.loops.costs.equation_costs import LARGE_PRODUCT, is_call, product_seconds
 from jrnn.loops.costs.estimates import Estimate, Estimator, Terms, size_in_words, total
 from jrnn.loops.costs.machines import Machine
-from jrnn.loops.ir import Loop, Options, Provenance, Refused, ScanParams, observers, tag
+from jrnn.loops.ir import Loop, Options, Provenance, Refused, ScanParams, observers, planning, tag
 from jrnn.loops.passes import Moves, compose_views, reads_rows, split, transpose_constant_rhs
 from jrnn.loops.passes.canonical import SIMPLIFICATIONS, reads_array_literals
 from jrnn.loops.passes.canonical.axis_order import AxisOrder, normalize_axes
@@ -103,7 +104,8 @@ def compile_loop(
         has_checkpoint = any(e.primitive.name in jaxprs.CHECKPOINTS for e in body.eqns)
         recomputes = has_checkpoint and options.recompute is not None
         loop = replace(scan.loop(program), recomputes=recomputes)
-        plan = _compile(loop, target, options, provenance)
+        with planning.budget(scan.jaxpr):
+            plan = _compile(loop, target, options, provenance)
         return replace(plan, constants=tuple(program.consts))
     except Exception as error:
         return left_after_error(error, target, loop)
@@ -199,7 +201,7 @@ def plan_to_differentiate(
     from jrnn.loops.strategies import try_chunks
 
     try:
-        with tag.untagged():
+        with tag.untagged(), planning.budget(scan.jaxpr):
             return try_chunks.try_chunks(scan, target, options, tangents)
     except Refused as why:
         return Plan.left_to_jax(target, None, f"not {try_chunks.NAME}: {why}")
@@ -228,6 +230,8 @@ def left_after_error(error: Exception, target: Target, loop: Loop | None) -> Pla
     """Returns a plan that leaves the loop to JAX, with the error as the reason. Raises the error in tests."""
     if isinstance(error, ScanError):
         raise error
+    if isinstance(error, TooMuchWork):
+        return Plan.left_to_jax(target, loop, str(error))
     return Plan.left_to_jax(target, loop, observers.report_unexpected(error, " in a pass"))
 
 

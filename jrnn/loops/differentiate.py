@@ -28,7 +28,7 @@ from jrnn.jaxprs.jax_internals import (
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.compile import plan_to_differentiate
 from jrnn.loops.derivatives import checkpointed
-from jrnn.loops.ir import Provenance, ScanParams, Tag, observers, tag
+from jrnn.loops.ir import Provenance, ScanParams, Tag, observers, planning, tag
 from jrnn.loops.passes.canonical.constant_carries import eliminate_carries
 from jrnn.loops.passes.canonical.invariants import hoist_invariants
 from jrnn.loops.passes.canonical.lookups import hoist_lookups
@@ -58,7 +58,8 @@ def with_linearize(jax_rule: Rule) -> Rule:
         if results is not None:
             return _linearization(results, primals, argnums)
         gradients_of = nonzeros if is_vjp else ()
-        changed = observers.attempt(_WHERE, _with_fewer_residuals, params, gradients_of)
+        with planning.budget(params["jaxpr"]):
+            changed = observers.attempt(_WHERE, _with_fewer_residuals, params, gradients_of)
         if changed is None:
             return jax_rule(is_vjp, nonzeros, *primals, **params)
         step, new_tag = changed
@@ -83,7 +84,8 @@ def with_jvp(jax_rule: Rule) -> Rule:
         if results is not None:
             outs, out_tangents = results
             return outs, [_tangent(out, t) for out, t in zip(outs, out_tangents)]
-        changed = observers.attempt(_WHERE, _with_fewer_residuals, params, ())
+        with planning.budget(params["jaxpr"]):
+            changed = observers.attempt(_WHERE, _with_fewer_residuals, params, ())
         if changed is None:
             return jax_rule(primals, tangents, **params)
         step, new_tag = changed
@@ -167,7 +169,8 @@ def _replaced(
     scan = ScanParams.of(params)
     values = [primals[i] for i in argnums]
     for program in PROGRAMS:
-        run = observers.attempt(_WHERE, program, loop_tag, scan, argnums)
+        with planning.budget(scan.jaxpr):
+            run = observers.attempt(_WHERE, program, loop_tag, scan, argnums)
         if run is None:
             continue
 

@@ -35,11 +35,6 @@ LARGE = 32
 MOST_GROWTH = 9  # from 8 to 32: n log n grows to 6.7 times as many, and n^2 to 16 times
 NOTICED = 1000  # calls of one function that are worth a look
 MOST_CALLS = 1_000_000  # of one function, where a pass that takes exponential time ends
-# Functions that are known to grow faster, until they are repaired.
-QUADRATIC = {
-    "loops/costs/peaks.py:through",
-    "loops/costs/peaks.py:_Body.in_order",
-}
 STATE = jax.ShapeDtypeStruct((8, 64), jnp.float32)
 MATRIX = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 VECTOR = jax.ShapeDtypeStruct((2000, 64), jnp.float32)  # of each step
@@ -264,7 +259,7 @@ def test_growth(family, gradient):
     grown = {
         name: f"{small[name]} -> {count}"
         for name, count in large.items()
-        if count > max(NOTICED, MOST_GROWTH * small[name]) and name not in QUADRATIC
+        if count > max(NOTICED, MOST_GROWTH * small[name])
     }
     assert not grown
 

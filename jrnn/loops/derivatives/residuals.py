@@ -25,6 +25,7 @@ from jrnn.errors import ScanError
 from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.jaxprs.jax_internals import cached, jaxpr_as_fun, without_remat3
 from jrnn.jaxprs.tangents import Linearized, pushed, with_derivative
+from jrnn.jaxprs.work import TooMuchWork
 from jrnn.loops.costs import equation_costs, machines
 from jrnn.loops.costs.machines import Machine
 from jrnn.loops.ir import ScanParams, derived, observers, tag
@@ -82,7 +83,7 @@ def step_with_fewer_residuals(
             return smooth if same else jaxpr
         agrees, _ = derived.validate(scan, f"residuals {recompute}", derive)
         return smooth if agrees else jaxpr
-    except ScanError:
+    except (ScanError, TooMuchWork):
         raise
     except Exception as error:
         observers.report_unexpected(error, " where a step is differentiated")

@@ -22,6 +22,7 @@ from jrnn.jaxprs.by_numpy import evaluate_by_numpy
 from jrnn.jaxprs.jax_internals import is_traced, jaxpr_as_fun
 from jrnn.jaxprs.resized import resized
 from jrnn.jaxprs.tangents import is_smooth, pushed
+from jrnn.jaxprs.work import TooMuchWork
 from jrnn.loops.ir import observers, tag
 from jrnn.loops.ir.loop import ScanParams, strict_passes
 
@@ -201,6 +202,8 @@ def _compare(comparison: _Comparison) -> tuple[bool, str]:
         difference = _difference_when_small(comparison.scan, comparison.derive, program)
     except TooLarge:
         return True, "not compared with the loop: too large"
+    except TooMuchWork:
+        raise
     except Exception as error:
         return (
             True,
@@ -219,7 +222,7 @@ def _difference_when_small(scan: ScanParams, derive: Derive, program: jaxprs.Pro
         with tag.untagged():
             small = jax.make_jaxpr(run)(*avals)
         return _difference(replace(scan, jaxpr=small), derive, avals)
-    except TooLarge:
+    except (TooLarge, TooMuchWork):
         raise
     except Exception:  # it cannot be made smaller
         return _difference(scan, derive, [v.aval for v in program.invars])

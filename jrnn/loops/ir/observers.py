@@ -15,6 +15,7 @@ import jax
 
 from jrnn.errors import ScanError
 from jrnn.jaxprs.jax_internals import current_lines, hide_lines_of
+from jrnn.jaxprs.work import TooMuchWork
 from jrnn.loops.ir.loop import strict_passes
 
 OURS = str(Path(__file__).parents[2]) + os.sep
@@ -116,6 +117,9 @@ def attempt(where: str, fn: Callable[..., Any], *args: Any) -> Any:
         return fn(*args)
     except ScanError:
         raise
+    except TooMuchWork as why:
+        notify(f"left to JAX{where}: {why}")
+        return None
     except Exception as error:
         report_unexpected(error, where)
         return None
