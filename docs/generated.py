@@ -3,7 +3,7 @@
     .venv/bin/python docs/generated.py           writes it into the pages, anew
     .venv/bin/python docs/generated.py --check   ends with status 1 where a page is not current
 
-A page has it between two comments, of which the first says what to make, as `<!-- keys: text.TextConfig -->` does.
+A page has it between two comments, of which the first says what to make, as `<!-- keys: text_streams.TextConfig -->` does.
 """
 
 import argparse

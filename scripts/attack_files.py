@@ -344,7 +344,7 @@ def pipes(count: int) -> Iterator[Attack]:
     from jrnn.train import load_config
     from jrnn.train.tasks.classification import ClassificationData, read_examples
     from jrnn.train.tasks.forecast import read_columns
-    from jrnn.train.text import TextConfig, text_of
+    from jrnn.train.text_streams import TextConfig, text_of
 
     def mkfifo(path: Path) -> None:
         os.mkfifo(path)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import ConfigError
-from jrnn.models.config import DecoderKeys, read_config
+from jrnn.models.model_config import DecoderKeys, read_config
 from jrnn.nn.span import Span, layer_norm, rms_norm
 
 Shapes = dict[str, tuple[int, ...]]

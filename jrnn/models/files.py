@@ -15,7 +15,7 @@ import numpy as np
 
 from jrnn.errors import FormatError, near
 from jrnn.files import new_folder, read_json, write_whole
-from jrnn.files.quantized import Dequantized, layouts
+from jrnn.files.quantized_tensors import Dequantized, layouts
 from jrnn.files.tensors import open_tensors, read_aligned, write_tensors
 from jrnn.files.torch_files import open_torch_tensors
 from jrnn.models.family import Decoder, Family, Merge, Names, State

@@ -5,12 +5,12 @@ first.
 """
 
 from jrnn.onnx import (  # these fill the tables of operators and of rules
-    attention,
+    attention_loops,
     bodies,
     ops,
     places,
     primitives,
-    windows,
+    window_rules,
 )
 from jrnn.onnx.read import OnnxModel, Spec, from_onnx
 from jrnn.onnx.write import to_onnx

@@ -11,7 +11,7 @@ from jrnn.jaxprs import scan_counts
 from jrnn.jaxprs.flat import flatten
 from jrnn.nn.conventions import convention, reorder
 from jrnn.nn.units import RNN_RELU
-from jrnn.onnx.attention import OPSET, as_attention
+from jrnn.onnx.attention_loops import OPSET, as_attention
 from jrnn.onnx.emit import Fill, GraphEmitter, Ref, Value, known, rule
 
 

@@ -20,7 +20,7 @@ from jrnn.jaxprs.arguments import Call, call_of
 from jrnn.jaxprs.flat import Graph
 from jrnn.jaxprs.trials import TRIPS, close, ends, has_while
 from jrnn.nn.layers import whole_layers
-from jrnn.onnx.attention import OPSET
+from jrnn.onnx.attention_loops import OPSET
 from jrnn.onnx.emit import GraphEmitter, Ref, info, live, reads, tensor
 from jrnn.onnx.read import save_model
 

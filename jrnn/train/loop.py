@@ -20,10 +20,10 @@ from rich.console import Console
 
 from jrnn.errors import ConfigError, GradientError, TrainError
 from jrnn.files.progress import Clock, Heartbeat, RunProgress, Trace
-from jrnn.train.check import MEMBER, GradientCheck, first_not_finite
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config
 from jrnn.train.devices import NOWHERE, Devices
+from jrnn.train.disagreements import MEMBER, GradientCheck, first_not_finite
 from jrnn.train.metrics import (
     LIMIT,
     MetricsFile,

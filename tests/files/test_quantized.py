@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jrnn.errors import DataError
-from jrnn.files.quantized import Dequantized, layouts
+from jrnn.files.quantized_tensors import Dequantized, layouts
 from jrnn.files.tensors import open_tensors
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "quantized.safetensors"

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 from jrnn import models
 from jrnn.errors import ConfigError
 from jrnn.files import tensors
-from jrnn.models.config import ONLY
 from jrnn.models.loading import model_of
+from jrnn.models.model_config import ONLY
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models"
 CASES = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())

@@ -15,7 +15,7 @@ from flax import nnx
 
 import jrnn
 from jrnn import nn
-from jrnn.onnx.attention import OPSET
+from jrnn.onnx.attention_loops import OPSET
 
 if onnx.defs.onnx_opset_version() < OPSET:
     pytest.skip("onnx is older than the operators", allow_module_level=True)

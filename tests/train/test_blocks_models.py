@@ -10,7 +10,7 @@ from jrnn.train.models import Compute, Signature
 from jrnn.train.models.blocks import CELLS, BlocksModel
 from jrnn.train.models.nn import NnConfig, TokenNnConfig, nn_model
 from jrnn.train.tasks.task import Examples
-from jrnn.train.text import TextChunk
+from jrnn.train.text_streams import TextChunk
 
 T, B, D, CLASSES, H = 4, 3, 2, 5, 4
 LANGUAGE = Signature(True, CLASSES, CLASSES, every_step=True, loss="cross_entropy", carried=True)

@@ -9,8 +9,8 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from jrnn.errors import ConfigError
-from jrnn.train.check import GradientCheck
 from jrnn.train.config import Config
+from jrnn.train.disagreements import GradientCheck
 from jrnn.train.models import Compute, Signature
 from jrnn.train.models.cells import (
     AFFINE,
@@ -22,7 +22,7 @@ from jrnn.train.models.cells import (
 )
 from jrnn.train.models.net import for_evaluation
 from jrnn.train.tasks.task import Examples
-from jrnn.train.text import TextChunk
+from jrnn.train.text_streams import TextChunk
 from jrnn.train.toml_codec import decode
 
 T, B, D, CLASSES = 4, 3, 2, 5

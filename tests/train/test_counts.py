@@ -13,7 +13,7 @@ from jrnn.errors import ConfigError
 from jrnn.train import Examples, FunctionModel, Model, Signature
 from jrnn.train.config import Config, OptimizerConfig
 from jrnn.train.seq2seq.encoder_decoder import Seq2SeqConfig, seq2seq
-from jrnn.train.seq2seq.task import VOCABULARY, Pairs
+from jrnn.train.seq2seq.seq2seq_task import VOCABULARY, Pairs
 from jrnn.train.step import (
     Recipe,
     check_parts,
@@ -23,7 +23,7 @@ from jrnn.train.step import (
     stack_batches,
 )
 from jrnn.train.tasks.task import AXES, in_batches
-from jrnn.train.text import TextConfig
+from jrnn.train.text_streams import TextConfig
 from jrnn.train.toml_codec import decode
 
 N = 12

@@ -9,10 +9,10 @@ import pytest
 
 from jrnn.errors import GradientError
 from jrnn.nets import registry
-from jrnn.train.check import GradientCheck
+from jrnn.train.disagreements import GradientCheck
 from jrnn.train.models import Compute, Signature
 from jrnn.train.models.cells import TokenCellsConfig, cells_model
-from jrnn.train.text import TextChunk
+from jrnn.train.text_streams import TextChunk
 
 CHARACTERS = 7
 LANGUAGE = Signature(

@@ -16,9 +16,9 @@ from jrnn.nets.cells import LSTM
 from jrnn.train import Config
 from jrnn.train.models import Compute, Signature
 from jrnn.train.models.cells import TokenCellsConfig, cells_model
-from jrnn.train.models.netdef import NetDefConfig, netdef_model
+from jrnn.train.models.net_from_disk import NetDefConfig, netdef_model
 from jrnn.train.tasks.task import Examples
-from jrnn.train.text import TextChunk
+from jrnn.train.text_streams import TextChunk
 from jrnn.train.toml_codec import decode
 
 T, B, D, H, CLASSES = 4, 3, 2, 5, 3

@@ -13,7 +13,7 @@ from jrnn.train.config import Config
 from jrnn.train.models import Compute, Signature
 from jrnn.train.models.nn import NnConfig, NnModel, TokenNnConfig
 from jrnn.train.tasks.task import Examples
-from jrnn.train.text import TextChunk
+from jrnn.train.text_streams import TextChunk
 from jrnn.train.toml_codec import decode
 
 T, B, D, CLASSES, H = 4, 3, 2, 5, 4

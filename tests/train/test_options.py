@@ -7,9 +7,9 @@ import pytest
 
 from jrnn.errors import ConfigError, GradientError
 from jrnn.train import load_run, train
-from jrnn.train.check import GradientCheck
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config, OptimizerConfig
+from jrnn.train.disagreements import GradientCheck
 from jrnn.train.metrics import Patience, read_metrics
 from jrnn.train.models import FunctionModel, Signature
 from jrnn.train.models.nn import NnModel, TokenNnConfig
@@ -21,7 +21,7 @@ from jrnn.train.step import (
     make_validation,
     stack_batches,
 )
-from jrnn.train.text import TextChunk, TextConfig
+from jrnn.train.text_streams import TextChunk, TextConfig
 
 B, T, V = 4, 3, 5
 AXES = {"tokens": 1, "targets": 1}

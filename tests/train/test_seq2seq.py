@@ -14,9 +14,15 @@ from jrnn.errors import ConfigError, DataError, UsageError
 from jrnn.train import train
 from jrnn.train.config import Config
 from jrnn.train.models import Compute, Outcome
-from jrnn.train.seq2seq import task as task_file
+from jrnn.train.seq2seq import seq2seq_task as task_file
 from jrnn.train.seq2seq.encoder_decoder import Beams, Seq2SeqConfig, seq2seq
-from jrnn.train.seq2seq.task import VOCABULARY, PairBatch, Seq2SeqTask, draw_attention, encode
+from jrnn.train.seq2seq.seq2seq_task import (
+    VOCABULARY,
+    PairBatch,
+    Seq2SeqTask,
+    draw_attention,
+    encode,
+)
 from jrnn.train.tasks import Trained
 from jrnn.train.toml_codec import decode
 

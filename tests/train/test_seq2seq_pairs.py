@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jrnn.errors import DataError
-from jrnn.train.seq2seq.task import (
+from jrnn.train.seq2seq.seq2seq_task import (
     END,
     REVERSE,
     ROMAN,

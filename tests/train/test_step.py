@@ -21,7 +21,7 @@ from jrnn.train.step import (
     restart,
     stack_batches,
 )
-from jrnn.train.text import Streams, TextChunk, TextConfig
+from jrnn.train.text_streams import Streams, TextChunk, TextConfig
 
 STREAMS, PER_CALL = 3, 4
 config = functools.partial(Config, data=TextConfig(batch=STREAMS))

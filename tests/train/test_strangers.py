@@ -15,7 +15,7 @@ from jrnn.train.metrics import MetricsFile, TensorBoard
 from jrnn.train.runs import curves, summarize
 from jrnn.train.tasks.classification import ClassificationData, read_examples
 from jrnn.train.tasks.forecast import read_columns
-from jrnn.train.text import TextConfig, text_of
+from jrnn.train.text_streams import TextConfig, text_of
 
 X, Y = np.zeros((4, 3)), np.array([0, 1, 0, 1])
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jrnn.errors import ConfigError, DataError
 from jrnn.train import Config, load_run, train
-from jrnn.train.text import (
+from jrnn.train.text_streams import (
     Streams,
     TextConfig,
     TextData,

@@ -18,7 +18,7 @@ from jrnn.train import Config, load_run, train
 from jrnn.train.models import Signature, TokenNnConfig, nn_model
 from jrnn.train.tasks.task import COMPANIONS
 from jrnn.train.tasks.tokens import Rows, permuted
-from jrnn.train.text import TextChunk
+from jrnn.train.text_streams import TextChunk
 from jrnn.train.toml_codec import decode
 
 V, T = 260, 8

@@ -14,7 +14,7 @@ from jrnn.cli.nets import subject_of_config
 from jrnn.nets import Op
 from jrnn.testing.gradients import Effort, check
 from jrnn.train import load_config
-from jrnn.train.check import first_not_finite
+from jrnn.train.disagreements import first_not_finite
 from jrnn.train.models.cells import CellsConfig, cells_model
 from jrnn.train.models.interface import Outcome, Signature
 from jrnn.train.models.net import NetModel

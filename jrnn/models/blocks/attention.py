@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.models.config import DecoderKeys, Rope, divides
 from jrnn.models.family import (
     EMPTY,
     At,
@@ -27,6 +26,7 @@ from jrnn.models.family import (
     products,
     under,
 )
+from jrnn.models.model_config import DecoderKeys, Rope, divides
 from jrnn.nn.layers import accumulator
 from jrnn.nn.span import Span, heads, rotate
 

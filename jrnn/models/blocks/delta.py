@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.models.config import ACTIVATIONS, divides
 from jrnn.models.family import (
     At,
     Block,
@@ -25,6 +24,7 @@ from jrnn.models.family import (
     linear,
     products,
 )
+from jrnn.models.model_config import ACTIVATIONS, divides
 from jrnn.nn.families.linear_attention_layers import delta, gated_delta
 from jrnn.nn.families.mamba_layer import state_space
 from jrnn.nn.span import Span, along_last, heads, rms_norm, unit_length

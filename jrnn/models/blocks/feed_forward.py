@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import ConfigError
-from jrnn.models.config import ACTIVATIONS, ScoreKeys
 from jrnn.models.family import At, Block, Merge, Scoped, Shapes, State, linear, products
+from jrnn.models.model_config import ACTIVATIONS, ScoreKeys
 from jrnn.nn.span import Span, along_last
 
 

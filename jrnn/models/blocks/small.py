@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.models.config import ACTIVATIONS
 from jrnn.models.family import (
     At,
     Block,
@@ -26,6 +25,7 @@ from jrnn.models.family import (
     products,
     under,
 )
+from jrnn.models.model_config import ACTIVATIONS
 from jrnn.nn.span import along_last, heads, rms_norm
 
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import ConfigError
-from jrnn.models.config import ACTIVATIONS, Mamba2Keys, divides
 from jrnn.models.family import At, Block, Scoped, Shapes, State, convolution, linear
+from jrnn.models.model_config import ACTIVATIONS, Mamba2Keys, divides
 from jrnn.nn.families.mamba_layer import selective, state_space
 from jrnn.nn.span import along_last, heads, rms_norm
 

@@ -21,8 +21,15 @@ from jrnn.models.blocks import (
     ShortConv,
     Side,
 )
-from jrnn.models.config import DecoderKeys, Mamba2Keys, MambaKeys, Rope, ScoreKeys, layer_types
 from jrnn.models.family import Block, Branch, Decoder, Family, Mixers, Names, Norm, pairs
+from jrnn.models.model_config import (
+    DecoderKeys,
+    Mamba2Keys,
+    MambaKeys,
+    Rope,
+    ScoreKeys,
+    layer_types,
+)
 
 NAMES = Names(norm="model.final_layernorm")
 

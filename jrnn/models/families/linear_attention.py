@@ -28,8 +28,8 @@ from jrnn.models.blocks import (
     Router,
     Side,
 )  # fmt: skip
-from jrnn.models.config import DecoderKeys, Rope, ScoreKeys, divides
 from jrnn.models.family import Block, Branch, Decoder, Family, Mixers, Names, Norm, pairs
+from jrnn.models.model_config import DecoderKeys, Rope, ScoreKeys, divides
 
 
 @dataclass(frozen=True)

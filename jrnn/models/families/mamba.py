@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jrnn.errors import ConfigError, near
 from jrnn.files import AtLeast, checked
 from jrnn.models.blocks import Attention, Mamba1, Mamba2, Mlp
-from jrnn.models.config import Limit, Mamba2Keys, Rope, divides
 from jrnn.models.family import (
     At,
     Block,
@@ -32,6 +31,7 @@ from jrnn.models.family import (
     linear,
     under,
 )
+from jrnn.models.model_config import Limit, Mamba2Keys, Rope, divides
 
 NAMES = Names("backbone.embeddings.weight", "backbone.layers", "backbone.norm_f")
 RENAMED = (("backbone.embedding.", "backbone.embeddings."),)  # in the files of the first releases

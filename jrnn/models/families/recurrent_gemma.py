@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.models.blocks import Attention, Mlp
-from jrnn.models.config import ACTIVATIONS, DecoderKeys, Rope, divides
 from jrnn.models.family import (
     At,
     Block,
@@ -29,6 +28,7 @@ from jrnn.models.family import (
     pairs,
     products,
 )  # fmt: skip
+from jrnn.models.model_config import ACTIVATIONS, DecoderKeys, Rope, divides
 from jrnn.nn.families.diagonal import rg_lru
 from jrnn.nn.span import along_last, heads
 

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 
 from jrnn.errors import ConfigError
 from jrnn.models.blocks import ChannelMixing, MatrixMixing
-from jrnn.models.config import divides
 from jrnn.models.family import (
     NOTHING,
     At,
@@ -32,6 +31,7 @@ from jrnn.models.family import (
     linear,
     products,
 )
+from jrnn.models.model_config import divides
 from jrnn.nn.families.rwkv_layers import bonus, decayed, time_mixing
 from jrnn.nn.span import along_last, heads, layer_norm
 

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.models.blocks import Mlp
-from jrnn.models.config import DecoderKeys, divides
 from jrnn.models.family import (
     At,
     Block,
@@ -27,6 +26,7 @@ from jrnn.models.family import (
     State,
     linear,
 )
+from jrnn.models.model_config import DecoderKeys, divides
 from jrnn.nn.families.xlstm_layers import mlstm
 from jrnn.nn.span import heads, layer_norm
 

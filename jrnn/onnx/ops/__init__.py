@@ -1,12 +1,12 @@
 """The operators of ONNX that jrnn reads; importing this package fills `jrnn.onnx.graph.OPERATORS`.
 
-In: arrays and attributes of a node. Out: arrays. Read `elementwise.py` first.
+In: arrays and attributes of a node. Out: arrays. Read `elementwise_nodes.py` first.
 """
 
 from jrnn.onnx.ops import (
     contract,
-    control,
-    elementwise,
+    control_nodes,
+    elementwise_nodes,
     microsoft,
     quantized,
     recurrent,

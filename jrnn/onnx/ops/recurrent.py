@@ -18,7 +18,7 @@ from jrnn.errors import ConversionError, near
 from jrnn.loops import scan
 from jrnn.nn.layers import contract
 from jrnn.onnx.graph import op
-from jrnn.onnx.ops.elementwise import ACTIVATIONS
+from jrnn.onnx.ops.elementwise_nodes import ACTIVATIONS
 from jrnn.onnx.ops.quantized import centered, dynamic
 
 _DEFAULTS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}

@@ -22,7 +22,7 @@ from jrnn.train.models.interface import (
     Params,
     Signature,
 )
-from jrnn.train.models.netdef import NetDefConfig, netdef_model
+from jrnn.train.models.net_from_disk import NetDefConfig, netdef_model
 from jrnn.train.models.nn import NnConfig, TokenNnConfig, nn_model
 from jrnn.train.models.pretrained import PretrainedConfig
 

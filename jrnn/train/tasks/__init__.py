@@ -3,7 +3,7 @@
 In: a table `data` of a config. Out: batches, a loss and a measure. Read `task.py` first.
 """
 
-from jrnn.train.seq2seq.task import SEQ2SEQ
+from jrnn.train.seq2seq.seq2seq_task import SEQ2SEQ
 from jrnn.train.tasks.adding import ADDING
 from jrnn.train.tasks.classification import CLASSIFICATION
 from jrnn.train.tasks.forecast import FORECAST

@@ -13,7 +13,7 @@ import numpy as np
 from jrnn.errors import DataError
 from jrnn.train.models import TOKEN_MODELS, Model, Params, Signature, build_model
 from jrnn.train.tasks.task import TaskKind, Trained, kept_value
-from jrnn.train.text import (
+from jrnn.train.text_streams import (
     Streams,
     TextChunk,
     TextConfig,

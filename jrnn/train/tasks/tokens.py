@@ -19,7 +19,7 @@ from jrnn.train.models.interface import Model, Params
 from jrnn.train.models.pretrained import PretrainedModel
 from jrnn.train.tasks.language import SampleConfig, build_language_model, written
 from jrnn.train.tasks.task import COMPANIONS, TaskKind, Trained, kept_value
-from jrnn.train.text import TextChunk
+from jrnn.train.text_streams import TextChunk
 from jrnn.train.toml_codec import Positive, check_bounds, require
 
 

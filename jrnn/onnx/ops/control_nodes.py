@@ -13,7 +13,7 @@ from jrnn.jaxprs.jax_internals import ClosedJaxpr, is_traced, jaxpr_as_fun
 from jrnn.loops import scan
 from jrnn.loops.while_loops.trips import run_trips
 from jrnn.onnx.graph import OnnxGraph, known, op
-from jrnn.onnx.ops.elementwise import bound
+from jrnn.onnx.ops.elementwise_nodes import bound
 
 COUNTED = 1000  # steps of a loop without outputs of every step, which may be a while loop instead
 

@@ -23,7 +23,7 @@ from jrnn.files.writing import picture
 from jrnn.train.models.interface import Compute, Params
 from jrnn.train.seq2seq.encoder_decoder import Seq2SeqConfig, Seq2SeqModel, seq2seq
 from jrnn.train.tasks.task import Task, TaskKind, Trained, kept_value
-from jrnn.train.text import Vocabulary
+from jrnn.train.text_streams import Vocabulary
 from jrnn.train.toml_codec import NonNegative, Positive, check_bounds, require
 
 END = 0  # the token that ends a target; the decoder also starts from it
