@@ -66,6 +66,8 @@ from jrnn.jaxprs.queries import nested_equations as nested_equations
 from jrnn.jaxprs.queries import nodes_of as nodes_of
 from jrnn.jaxprs.queries import operations as operations
 from jrnn.jaxprs.queries import producers as producers
+from jrnn.jaxprs.queries import promoted_type as promoted_type
 from jrnn.jaxprs.queries import run_jaxprs as run_jaxprs
 from jrnn.jaxprs.queries import scan_counts as scan_counts
 from jrnn.jaxprs.queries import sub_jaxprs as sub_jaxprs
+from jrnn.jaxprs.queries import with_promotion as with_promotion

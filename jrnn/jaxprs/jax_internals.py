@@ -76,6 +76,7 @@ is_untested = _JAX[2] > _TESTED.get(
 XLA_MAKES_ONE_KERNEL = _JAXLIB >= (0, 12)  # XLA:CPU makes one kernel of any loop without calls
 XLA_KEEPS_BARRIERS = _JAXLIB >= (0, 11)  # earlier XLA:CPU drops them before it fuses
 LINEARIZATION_PARTS = 4 + (_JAX >= (0, 11, 1))  # the results of a rule for linearization
+_CHECK_CONTEXTS = int(_JAX >= (0, 11))  # arguments of a rule of `checkify` before the error
 _FIXES_ZEROS = _JAX < (0, 11)  # `jrnn.loops.derivatives.jax_fixes.with_zeros_of_a_step`
 _FIXES_RESIDUALS = _JAX < (0, 12)  # `jrnn.loops.derivatives.jax_fixes.with_inputs_as_residuals`
 _FIXES_CONTEXTS = _JAX >= (0, 11)  # `jrnn.loops.derivatives.jax_fixes.in_context_of_loop`
@@ -143,6 +144,9 @@ _named_axis_effect = _private(
     "core", "NamedAxisEffect", "scan(axis_name=...) raises for steps with collectives"
 )
 _private("core", "ShapedArray.manual_axis_type", "loops in jax.shard_map with check_vma=True raise")
+_check_rules = _private(
+    "checkify", "error_checks", "checkify reports checks of examples that have stopped"
+)
 _transposes = _partial_evals = _partial_eval = _checkpointed = None
 if _FIXES_ZEROS:
     _transposes = _private(
@@ -212,6 +216,18 @@ def fix_rules(
         _partial_evals[cond_p] = with_inputs_as_residuals(_partial_evals[cond_p], _partial_eval)
     if _checkpointed is not None:
         _checkpointed[scan_p] = in_context_of_loop(_checkpointed[scan_p])
+
+
+def set_check_rule(primitive: Any, evaluate: Callable[..., Any]) -> None:
+    """Sets the function of its operands by which `jax.experimental.checkify` evaluates a primitive."""
+    if _check_rules is None:
+        return
+
+    def rule(*args: Any) -> tuple[Any, Any]:
+        error, _, *operands = args[_CHECK_CONTEXTS:]
+        return error, evaluate(*operands)
+
+    _check_rules[primitive] = rule
 
 
 def api_boundary(fn: Callable[..., Any], folder: str) -> Callable[..., Any]:

@@ -351,13 +351,15 @@ def without_closure(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., A
     """Returns `(values, *args) -> result` for a function of such arguments, and the values that it closes over."""
     closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     tree = jax.tree.structure(shape)
+    # The function may live longer than the trace of its values: it must not keep them.
+    kind = type(closed)
+    jaxpr = closed.jaxpr
+    types = [aval.dtype for aval in closed.in_avals]
 
     def flat(values: Any, *args: Any) -> Any:
         leaves = jax.tree.leaves(args)
-        typed = [jax.lax.convert_element_type(x, a.dtype) for x, a in zip(leaves, closed.in_avals)]
-        return jax.tree.unflatten(
-            tree, jax_internals.jaxpr_as_fun(type(closed)(closed.jaxpr, values))(*typed)
-        )
+        typed = [jax.lax.convert_element_type(x, dtype) for x, dtype in zip(leaves, types)]
+        return jax.tree.unflatten(tree, jax_internals.jaxpr_as_fun(kind(jaxpr, values))(*typed))
 
     return flat, list(closed.consts)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jrnn.jaxprs.jax_internals import ClosedJaxpr, Jaxpr
@@ -65,6 +68,23 @@ def nested_equations(
 def is_known(dimension: Any) -> bool:
     """Returns True if a dimension is a number, and False if it is a symbolic dimension of `jax.export`."""
     return isinstance(dimension, (int, np.integer))
+
+
+def promoted_type(*values: Any) -> Any:
+    """Returns the type to which JAX promotes values or types, also where an option of the user forbids promotion."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*values)
+
+
+def with_promotion(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs a function of jrnn's own formulas with JAX's promotion of dtypes, which an option of the user may forbid."""
+
+    @functools.wraps(fn)
+    def promoting(*args: Any, **keywords: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return fn(*args, **keywords)
+
+    return promoting
 
 
 def extent(dimension: Any) -> int:

@@ -24,6 +24,8 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError, near
+from jrnn.jaxprs.axes import is_followed
+from jrnn.jaxprs.jax_internals import source_line
 from jrnn.loops.affine.blocks import AlignedAxes, Blocks, block_of, reads_of, why_no_jacobian
 from jrnn.loops.ir import promoted
 
@@ -108,7 +110,7 @@ class OnlineGradient:
             )
         carry = promoted(carry, last)
         layout = _GroupLayout.of(self, params, carry, x)
-        wide = jnp.result_type(jnp.float32, *jax.tree.leaves(carry))
+        wide = jaxprs.promoted_type(jnp.float32, *jax.tree.leaves(carry))
         shapes = [(*layout.group.batch, layout.group.block, count) for count in layout.counts]
         return OnlineState(carry, [jnp.zeros(shape, wide) for shape in shapes])
 
@@ -191,6 +193,13 @@ class _GroupLayout:
         dense = None
         if group.block > max(_MOST, len(leaves)):
             if learner.approximate is None:
+                eqn = _not_followed(program, old)
+                if eqn is not None:
+                    raise ScanError(
+                        f"online_gradient: through {eqn.primitive.name} at {source_line(eqn)} it is not known which "
+                        "elements of the carry an element reads, so it counts as reading all of them; use operations that "
+                        "are elementwise, such as jnp.where in place of jax.lax.cond, or give approximate='diagonal'"
+                    )
                 raise ScanError(
                     f"online_gradient: an element of the carry reads {group.block} elements of the carry before, so exact "
                     f"derivatives would need {group.block} x {group.block} blocks (at most {_MOST} are exact); use "
@@ -274,6 +283,16 @@ class _GroupLayout:
             diagonals
         )  # [from, to, shape of the carry]
         return jnp.moveaxis(spread, (1, 0), (-2, -1))
+
+
+def _not_followed(program: jaxprs.Program, old: Sequence[Any]) -> Any | None:
+    """Returns the first equation of the carry through which elements are not followed, such as a branch; or None."""
+    on_carry = jaxprs.depends(program.eqns, old)
+    for eqn in program.eqns:
+        reads_carry = any(jaxprs.is_in(a, on_carry) for a in eqn.invars)
+        if reads_carry and not is_followed(eqn):
+            return eqn
+    return None
 
 
 def _own(shape: Sequence[int], reads: Sequence[AlignedAxes], group: Blocks) -> dict[int, int]:

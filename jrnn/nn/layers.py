@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jrnn import jaxprs
 from jrnn.errors import LayerError
 from jrnn.jaxprs.jax_internals import Primitive
 from jrnn.loops import scan
@@ -148,7 +149,7 @@ def accumulator(dtype) -> jnp.dtype:
     >>> accumulator(jnp.bfloat16), accumulator(jnp.float32)
     (dtype('float32'), dtype('float32'))
     """
-    return jnp.promote_types(dtype, jnp.float32)
+    return jaxprs.promoted_type(dtype, jnp.float32)
 
 
 def contract(x: jax.Array, weight: jax.Array, dtype) -> jax.Array:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jrnn import jaxprs
 from jrnn.errors import LayerError
 from jrnn.nn.checks import check_floating
 from jrnn.nn.layers import zoneout_rates
@@ -150,7 +151,7 @@ class _Stack(Parameters):
     def initial_state(self, batch: int) -> Any:
         """The initial states of a call without `hx`, for `batch` sequences: zeros [L K, N, P], or for an LSTM (h, c)."""
         dtype = (
-            jnp.result_type(*self.params().values())
+            jaxprs.promoted_type(*self.params().values())
             if self.settings.dtype is None
             else self.settings.dtype
         )

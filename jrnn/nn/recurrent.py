@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import Initializer
 
+from jrnn import jaxprs
 from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import alike, like
 from jrnn.loops import Recompute, compiled_once, hashable
@@ -191,6 +192,7 @@ class RecurrentLayer(Parameters):
             batch, accumulator(compute_type(params, jnp.zeros((), jnp.float16), self.dtype))
         )
 
+    @jaxprs.with_promotion
     def _called(
         self, params: Any, x: jax.Array, state: Any, more: Any, span: Span, single: bool
     ) -> tuple[Any, Any]:
@@ -306,6 +308,9 @@ class Recurrent(RecurrentLayer):
         super().__init__(input_size, input_size, rngs=rngs, **options)
         self._known = tuple((name, value.shape) for name, value in self._given.items())
         del self._given, self.output_size
+
+    # The step is the user's: where an option of JAX forbids promotion, it is forbidden in the step.
+    _called = RecurrentLayer._called.__wrapped__  # type: ignore[attr-defined]
 
     def _initial(self, key: jax.Array, dtype: Any) -> dict[str, jax.Array]:
         return dict(self._given)

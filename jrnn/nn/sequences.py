@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jrnn import jaxprs
 from jrnn.nn.checks import check_array, check_dt, check_features, check_lengths, check_masks
 
 
 def compute_type(params: Mapping[str, Any], x: jax.Array, dtype: Any) -> Any:
     """The type of the products with weights: `dtype`, or that of the input and the parameters."""
-    return jnp.result_type(x, *params.values()) if dtype is None else jnp.dtype(dtype)
+    return jaxprs.promoted_type(x, *params.values()) if dtype is None else jnp.dtype(dtype)
 
 
 @dataclass(frozen=True)

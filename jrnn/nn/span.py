@@ -146,7 +146,7 @@ def rotate(
     size = x.shape[-1] if size is None else size
     half = size // 2
     angles = (
-        positions[..., None, None]
+        positions[..., None, None].astype(x.dtype)
         * base ** -(jnp.arange(half, dtype=x.dtype) / half)[None, None, None]
     )
     cos = jnp.cos(angles)

@@ -319,7 +319,8 @@ def _in_chunks(
     chunk_xs = [cut(stacked[v]) for v in body.loop.xs]
     fixed = [env[v] for v in body.loop.consts]
     wide = [
-        jnp.asarray(s, jnp.promote_types(v.aval.dtype, jnp.float32)) for s, v in zip(first, carry)
+        jnp.asarray(s, jaxprs.promoted_type(v.aval.dtype, jnp.float32))
+        for s, v in zip(first, carry)
     ]
     if batched:
         flip = (lambda x: x[::-1, ::-1]) if loop.reverse else (lambda x: x)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrnn import jaxprs
 from jrnn.jaxprs.mesh_axes import like
 
 _SHORT = 16  # rows of the blocks that a loop inverts
@@ -40,6 +41,11 @@ class SavedForBackward:
         Its derivative is that of `fn`, or `tangent(result, args, tangents)`. JAX 0.10 drops rules such as this one where it
         differentiates a scan twice, so what is saved has its derivative, too.
         """
+        saved = self(lambda: fn(*args))
+        if tangent is None:
+            # JAX keeps the rule, which must not keep the tracers that `fn` closes over.
+            fn, closed_over = jaxprs.without_closure(fn, *args)
+            args = (closed_over, *args)
 
         @jax.custom_jvp
         def of(value: Any, *args: Any) -> Any:
@@ -52,7 +58,7 @@ class SavedForBackward:
             moved = tangents[1:]
             return result, tangent(result, args, moved) if tangent else jax.jvp(fn, args, moved)[1]
 
-        return of(self(lambda: fn(*args)), *args)
+        return of(saved, *args)
 
 
 def unit_lower_inverse(a: Any, precision: Any, saved: SavedForBackward) -> Any:

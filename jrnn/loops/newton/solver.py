@@ -37,6 +37,7 @@ from jrnn.loops.newton.certificate import (
 )
 from jrnn.loops.newton.enclosure import Box, NotEnclosed
 from jrnn.loops.newton.options import Newton
+from jrnn.loops.wrappers.branches import any_of_all
 
 _ULPS = 32  # the default tolerance, in units of the last place
 _PART = 1024.0
@@ -55,6 +56,7 @@ class Solution:
     ]  # (iterations, residual, error, whether it is certified), and the same of the outputs
 
 
+@jaxprs.with_promotion
 def run(
     step: Callable,
     init: Sequence[Any],
@@ -185,12 +187,10 @@ class _StackedStep:
     part: GroupFunction
     blocks: Blocks
     init: list[Any]
-    radii: InputRadii
+    radii: Any
     diagonal: bool
 
-    def at(
-        self, consts: list[Any], stacks: list[Any], init: list[Any], radii: InputRadii
-    ) -> _StackedStep:
+    def at(self, consts: Any, stacks: Any, init: Any, radii: InputRadii | None) -> _StackedStep:
         return replace(
             self, part=replace(self.part, consts=consts, stacks=stacks), init=init, radii=radii
         )
@@ -240,10 +240,24 @@ class _StackedStep:
 
     def tangents(self, old: Values, moved: Values) -> list[Any]:
         """Returns the tangents of the states, from those that each step adds."""
-        if not self.diagonal:
-            return self.split(rounds.solve(self.slopes(old), self.join(moved)))
+        if self.diagonal:
+            return self.tangents_by_steps(old, moved)
+        # No state with a tangent is before the first step, and infinity times 0 is no number.
+        slopes = self.slopes(old).at[0].set(0)
+        is_finite = jnp.isfinite(slopes)
 
-        def step(d: list[Any], slices: Any) -> tuple[list[Any], list[Any]]:  # without Jacobians
+        def at_once(moved: Values) -> list[Any]:
+            return self.split(rounds.solve(jnp.where(is_finite, slopes, 0), self.join(moved)))
+
+        def by_steps(moved: Values) -> list[Any]:
+            return self.tangents_by_steps(old, moved)
+
+        return lax.cond(any_of_all(~is_finite), by_steps, at_once, list(moved))
+
+    def tangents_by_steps(self, old: Values, moved: Values) -> list[Any]:
+        """Returns what `tangents` does, without Jacobians."""
+
+        def step(d: list[Any], slices: Any) -> tuple[list[Any], list[Any]]:
             stack, old, b = slices
             pushed = jax.jvp(
                 lambda old: self.part.fn(self.part.consts, stack, old), (list(old),), (d,)
@@ -251,9 +265,10 @@ class _StackedStep:
             now = [p + v for p, v in zip(pushed, b)]
             return now, now
 
-        return lax.scan(
-            step, [jnp.zeros_like(m[0]) for m in moved], (self.part.stacks, list(old), list(moved))
-        )[1]
+        first = [m[0] for m in moved]
+        stacks = jax.tree.map(lambda v: v[1:], (self.part.stacks, list(old), list(moved)))
+        later = lax.scan(step, first, stacks)[1]
+        return [jnp.concatenate([m[:1], rest]) for m, rest in zip(moved, later)]
 
     def by_steps(self, length: int) -> tuple[list[Any], Any]:
         """Returns the states, one after the other, and what an iteration would report."""
@@ -272,27 +287,32 @@ def _solve(
 ) -> tuple[list[Any], Any]:
     """Returns the states of a group, with derivatives, and what was done."""
 
+    arguments = step.part.consts, step.part.stacks, step.init, step.radii, guess
+    # JAX keeps the rule of the derivative, which must not keep the tracers of this call.
+    step = step.at(None, None, None, None)
+
     @jax.custom_jvp
-    def states_of(consts: Any, stacks: Any, init: Any, radii: Any) -> Any:
+    def states_of(consts: Any, stacks: Any, init: Any, radii: Any, guess: Any) -> Any:
         here = step.at(consts, stacks, init, radii)
         return here.by_steps(length) if by_steps else _Iteration(here, options).run(guess, length)
 
     @states_of.defjvp
+    @jaxprs.with_promotion
     def _(primals: Any, tangents: Any) -> Any:
         states, report = states_of(*primals)
 
         def step_from(consts: Any, stacks: Any, init: Any) -> list[Any]:
-            here = step.at(consts, stacks, init, step.radii)
+            here = step.at(consts, stacks, init, None)
             return here.new(here.old(states))
 
         _, moved = jax.jvp(step_from, primals[:3], tangents[:3])
-        here = step.at(*primals)
+        here = step.at(*primals[:4])
         nothing = jax.tree.map(
             lambda v: jnp.zeros(v.shape, jax.typeof(v).to_tangent_aval().dtype), report
         )
         return (states, report), (here.tangents(here.old(states), moved), nothing)
 
-    return states_of(step.part.consts, step.part.stacks, step.init, step.radii)
+    return states_of(*arguments)
 
 
 # Iteration ------------------------------------------------------------------------------------------------------------

@@ -180,7 +180,7 @@ def time_sum(
     def through(eqn: Eqn, dtype: Any) -> Any:
         operand = eqn.invars[0]
         if eqn.primitive.name == "convert_element_type":
-            narrows = jnp.promote_types(dtype, operand.aval.dtype) != dtype
+            narrows = jaxprs.promoted_type(dtype, operand.aval.dtype) != dtype
             return sum_of(operand, operand.aval.dtype if narrows else dtype).astype(dtype)
         if eqn.primitive.name == "dot_general":
             return _contraction(eqn, producers, stacked, env, length, dtype, contract)

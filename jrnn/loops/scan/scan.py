@@ -329,8 +329,11 @@ def _scan_until(call: ScanCall) -> Results:
     if call.until is None or not call.steps:
         return _scan_in_segments(call)
 
+    # JAX keeps the rule of the derivative, which must not keep the tracers of this call.
+    options: ScanCall = call._replace(step=None, init=None, xs=None, until=None)
+
     def bounded(step: Callable[..., Any], carry: Any, xs: Any) -> Results:
-        return _scan_in_segments(call._replace(step=step, init=carry, xs=xs, until=None))
+        return _scan_in_segments(options._replace(step=step, init=carry, xs=xs))
 
     return early_exit.run_until(
         until=call.until,

@@ -23,6 +23,7 @@ from jrnn.jaxprs.jax_internals import (
     jaxpr_as_fun,
     mesh_axes_type,
     mlir,
+    set_check_rule,
     varying_axes,
 )
 
@@ -122,6 +123,84 @@ def _batched(args: Sequence[Any], axes: Sequence[Any]) -> tuple[Any, int]:
 ad.primitive_jvps[branch_select_p] = _jvp
 ad.primitive_transposes[branch_select_p] = _transpose
 batching.primitive_batchers[branch_select_p] = _batched
+
+
+# Arguments of what has stopped ------------------------------------------------------------------------------------------
+
+# Under `vmap` a loop runs until every example has stopped, and evaluates its body for those that have stopped, too. What
+# that makes is not selected. But `checkify` would report its checks. Under `checkify` this primitive is a selection, so that
+# such a body gets arguments of a step that runs. Elsewhere it is no operation.
+stand_in_p = Primitive("stand_in")
+
+
+def with_stand_in(alive: Any, values: Any, placeholder: Any) -> Any:
+    """Returns the leaves of a pytree; under `checkify`, those of a placeholder where `alive` is False."""
+
+    def leaf(value: Any, other: Any) -> Any:
+        if jnp.shape(value)[: jnp.ndim(alive)] != jnp.shape(alive) or value is other:
+            return value
+        return stand_in_p.bind(alive, value, other)
+
+    return jax.tree.map(leaf, values, placeholder)
+
+
+@stand_in_p.def_impl
+def _stand_in(alive: Any, value: Any, other: Any) -> Any:
+    return value
+
+
+def _selected_stand_in(alive: Any, value: Any, other: Any) -> Any:
+    return jnp.where(_spread(alive, value), value, other)
+
+
+def _batched_stand_in(args: Sequence[Any], axes: Sequence[Any]) -> tuple[Any, Any]:
+    alive, value, other = args
+    if axes[1] is None:  # what is the same for all examples is so for one that runs
+        return value, None
+    size = value.shape[axes[1]]
+    moved = [batching.bdim_at_front(v, axis, size) for v, axis in zip(args, axes)]
+    return stand_in_p.bind(*moved), 0
+
+
+stand_in_p.def_abstract_eval(lambda alive, value, other: value)
+mlir.register_lowering(stand_in_p, mlir.lower_fun(_stand_in, multiple_results=False))
+batching.primitive_batchers[stand_in_p] = _batched_stand_in
+set_check_rule(stand_in_p, _selected_stand_in)
+
+
+def of_running(alive: Any, values: Any) -> Any:
+    """Returns the leaves of a pytree, with those of a sequence or an example that runs in place of those that do not."""
+    count = jnp.ndim(alive)
+    if count:
+        flat = jnp.reshape(alive, -1)
+        values = jax.tree.map(lambda v: _of_first(alive, flat, v), values)
+    return _of_running_example(jnp.any(alive), values)
+
+
+def _of_first(alive: Any, flat: Any, value: Any) -> Any:
+    """Returns an array [*alive.shape, ...] with the first running row in each that does not run."""
+    shape = jnp.shape(alive)
+    if jnp.shape(value)[: len(shape)] != shape:
+        return value
+    rows = jnp.reshape(value, (flat.size, *jnp.shape(value)[len(shape) :]))
+    first = jax.lax.dynamic_index_in_dim(rows, jnp.argmax(flat), keepdims=False)
+    return jnp.where(_spread(alive, value), value, first)
+
+
+@jax.custom_batching.custom_vmap
+def _of_running_example(alive: Any, values: Any) -> Any:
+    return values
+
+
+@_of_running_example.def_vmap
+def _(axis_size: int, batched: list[Any], alive: Any, values: Any) -> tuple[Any, Any]:
+    alive_is_batched, are_batched = batched
+    if alive_is_batched:
+        values = jax.tree.map(
+            lambda v, b: _of_first(alive, alive, v) if b else v, values, are_batched
+        )
+        alive = jnp.any(alive)
+    return _of_running_example(alive, values), are_batched
 
 
 class Traced(NamedTuple):

@@ -21,7 +21,12 @@ from jrnn.errors import ScanError
 from jrnn.jaxprs import without_closure
 from jrnn.jaxprs.mesh_axes import cast, like, varying_axes
 from jrnn.loops.ir import promoted
-from jrnn.loops.wrappers.branches import any_of_all, select_in_branch
+from jrnn.loops.wrappers.branches import (
+    any_of_all,
+    of_running,
+    select_in_branch,
+    with_stand_in,
+)
 
 # `(state, x) -> (state, y)`, for pytrees.
 Body = Callable[[Any, Any], tuple[Any, Any]]
@@ -90,15 +95,24 @@ def run(
         )
         return functools.partial(condition, of_cond), functools.partial(body_of, of_body), zeros
 
+    def arguments(continues: Callable, state: Any, xs: Any) -> Any:
+        """Returns a state and an x of a step that runs, for sequences that have stopped."""
+        state, x = lax.stop_gradient((state, first(xs)))
+        return of_running(continues(state), (state, x))
+
     @jax.custom_jvp
     def of_inputs(of_cond: Any, of_body: Any, state: Any, xs: Any) -> Any:
-        return _run_while(*parts(of_cond, of_body), state, xs, steps, reverse)
+        continues, _, _ = parts(of_cond, of_body)
+        alive = jnp.any(continues(state))
+        of_body = with_stand_in(alive, of_body, of_running(alive, of_body))
+        placeholder = arguments(continues, state, xs)
+        return _run_while(*parts(of_cond, of_body), placeholder, state, xs, steps, reverse)
 
     @of_inputs.defjvp
     def _(primals: Any, tangents: Any) -> Any:
         def scanned(of_cond: Any, of_body: Any, state: Any, xs: Any) -> Any:
             continues, body, zeros = parts(of_cond, of_body)
-            step = stopping(continues, body, (state, first(xs)), zeros)
+            step = stopping(continues, body, arguments(continues, state, xs), zeros)
             (_, state), ys = bounded(step, (continues(state), state), xs)
             return state, ys
 
@@ -108,7 +122,14 @@ def run(
 
 
 def _run_while(
-    continues: Callable, body: Body, zeros: Any, state: Any, xs: Any, steps: Any, reverse: bool
+    continues: Callable,
+    body: Body,
+    zeros: Any,
+    placeholder: Any,
+    state: Any,
+    xs: Any,
+    steps: Any,
+    reverse: bool,
 ) -> Any:
     """Runs a loop that stops early as one while loop, which has no reverse-mode derivative: `(state, ys)`."""
     ys = jax.tree.map(
@@ -123,7 +144,7 @@ def _run_while(
         k, alive, state, ys = carried
         t = steps - 1 - k if reverse else k
         x = jax.tree.map(lambda stack: lax.dynamic_index_in_dim(stack, t, keepdims=False), xs)
-        new, y = body(state, x)
+        new, y = body(*with_stand_in(alive, (state, x), placeholder))
         new = select_in_branch(alive, new, state)
         y = select_in_branch(alive, y, zeros)
         ys = jax.tree.map(lambda stack, v: lax.dynamic_update_index_in_dim(stack, v, t, 0), ys, y)

@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 from jax.nn import initializers
 
+from jrnn import jaxprs
 from jrnn.errors import LayerError
 from jrnn.nn.checks import check_integer
 from jrnn.nn.recurrent import Parameter, RecurrentLayer, constant, uniform
@@ -26,7 +27,7 @@ from jrnn.nn.span import Span, along_last, heads
 
 def _complex(re: jax.Array, im: jax.Array) -> jax.Array:
     """A complex number of float32 parts or wider: there are none of 16-bit parts."""
-    dtype = jnp.promote_types(re.dtype, jnp.float32)
+    dtype = jaxprs.promoted_type(re.dtype, jnp.float32)
     return jax.lax.complex(re.astype(dtype), im.astype(dtype))
 
 
@@ -61,8 +62,9 @@ class _ComplexState(RecurrentLayer):
     _timed = True
 
     def _fresh(self, batch: int, dtype: Any) -> jax.Array:
-        return jnp.zeros((batch, self.hidden_size), jnp.result_type(dtype, jnp.complex64))
+        return jnp.zeros((batch, self.hidden_size), jaxprs.promoted_type(dtype, jnp.complex64))
 
+    @jaxprs.with_promotion
     def _through(
         self,
         p: Any,

@@ -14,6 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
 from jrnn.loops.passes.arithmetic.operands import (
     Operand,
@@ -38,9 +39,7 @@ def dot_general(eqn: Eqn, a: Operand, b: Operand) -> Values:
     if a.dtype == bool or isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
         return None
     (over_a, over_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
-    dtype = _accumulator_dtype(
-        jnp.promote_types(out.aval.dtype, jnp.promote_types(a.dtype, b.dtype))
-    )
+    dtype = _accumulator_dtype(jaxprs.promoted_type(out.aval.dtype, a.dtype, b.dtype))
     axes = (a, (*over_a, *batch_a)), (b, (*over_b, *batch_b))
     free_a, free_b = ([d for d in range(v.ndim) if d not in used] for v, used in axes)
     depth = math.prod(a.shape[d] for d in over_a)
