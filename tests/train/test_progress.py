@@ -178,7 +178,11 @@ def test_the_script_that_trains_is_never_silent_for_long(tmp_path):
         "installing: 8 s so far",
         "installing: 16 s so far",
     ]
-    assert lines[-3:] == ["made plot", "loading JAX", "python: train char_lstm --set train.steps=2"]
+    assert lines[-3:] == [
+        "made data,onnx,plot,text",
+        "loading JAX",
+        "python: train char_lstm --set train.steps=2",
+    ]
 
 
 def test_all_time_is_accounted_for(clock):

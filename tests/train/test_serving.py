@@ -1,7 +1,6 @@
 """From a run to a service: a run of each kind of configuration is loaded, called, streamed, sampled from and exported."""
 
 import json
-import runpy
 import shutil
 
 import jax
@@ -282,20 +281,9 @@ def test_what_a_task_kept_is_checked(runs, name, tmp_path):
                 used()
 
 
-def test_a_net_is_written_as_python_for_inputs_of_one_size(runs, tmp_path, capsys):
-    run, out = runs("characters"), tmp_path / "net.py"
-    assert main(["export", str(run), str(out)]) == 2
-    assert "written for inputs of one size: give --batch N and --time T" in capsys.readouterr().err
-    assert main(["export", str(run), str(out), "--batch", "2", "--time", "4"]) == 0
-    module, model = runpy.run_path(str(out)), load_run(run)
-    tokens = jnp.array([[3, 1, 4, 1], [2, 7, 1, 8]])
-    states = {
-        name: jnp.zeros(shape, dtype)
-        for name, (dtype, shape) in module["SHAPES"].items()
-        if shape == (1, 2, 4)
-    }
-    outputs = module["predict"](module["load_weights"](), {"tokens": tokens.T, **states})
-    np.testing.assert_allclose(outputs["logits"].swapaxes(0, 1), model(tokens)[0], atol=2e-5)
+def test_a_model_is_not_written_as_python(runs, tmp_path, capsys):
+    assert main(["export", str(runs("characters")), str(tmp_path / "net.py")]) == 2
+    assert "models are not written as Python; FILE.jax is" in capsys.readouterr().err
 
 
 def test_a_prompt_that_the_text_lacks_is_no_fault_of_the_run(tmp_path, capsys):
