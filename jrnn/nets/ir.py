@@ -28,8 +28,9 @@ class Numbers(Sequence[Any]):
     __slots__ = ("_values",)
 
     def __init__(self, values: Iterable[float], dtype: Any):
-        data = values if isinstance(values, np.ndarray) else list(values)
-        self._values = np.array(data, dtype=dtype).reshape(-1)
+        if not isinstance(values, np.ndarray):
+            values = list(values)
+        self._values = np.array(values, dtype=dtype).reshape(-1)
         self._values.flags.writeable = False
 
     def __len__(self) -> int:
@@ -37,13 +38,17 @@ class Numbers(Sequence[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         numbers = self._values[index]
-        return tuple(numbers.tolist()) if isinstance(index, slice) else numbers.item()
+        if isinstance(index, slice):
+            return tuple(numbers.tolist())
+        return numbers.item()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._values.tolist())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self._values if dtype is None else self._values.astype(dtype)
+        if dtype is None:
+            return self._values
+        return self._values.astype(dtype)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Numbers):
@@ -57,9 +62,9 @@ class Numbers(Sequence[Any]):
         return hash(tuple(self))  # the tuple's hash, because a Numbers may equal a tuple
 
     def __repr__(self) -> str:
-        shown = ", ".join(map(repr, self[:8])) + (
-            f", ... {len(self)} in all" if len(self) > 8 else ""
-        )
+        shown = ", ".join(map(repr, self[:8]))
+        if len(self) > 8:
+            shown += f", ... {len(self)} in all"
         return f"({shown})"
 
 
@@ -146,24 +151,32 @@ def _encode(name: str, value: Any) -> tuple[str, ArgValue]:
             return "floats", Numbers(value, np.float32)
         case np.ndarray() if value.size and value.dtype.kind in "iub":
             return "ints", Numbers(value, np.int64)
-    items = [plain(v) for v in (value if isinstance(value, Iterable) else [value])]
+    items = list(map(plain, value)) if isinstance(value, Iterable) else [value]
     if not items:
         return "", ()
-    if all(isinstance(v, int) for v in items):
+
+    def holds(*types: type) -> bool:
+        return all(isinstance(item, types) for item in items)
+
+    if holds(int):
         return "ints", Numbers(items, np.int64)
-    if all(isinstance(v, (int, float)) for v in items):
+    if holds(int, float):
         return "floats", Numbers(items, np.float32)
-    if all(isinstance(v, (str, bytes)) for v in items):
+    if holds(str, bytes):
         return "strings", tuple(v.encode() if isinstance(v, str) else v for v in items)
-    if all(isinstance(v, Net) for v in items):
+    if holds(Net):
         return "nets", tuple(items)
-    if all(isinstance(v, Message) for v in items):
+    if holds(Message):
         return "tensors", tuple(items)
     raise TypeError(f"argument {name!r}: cannot hold a {type(value).__name__}: {value!r}")
 
 
 def _find(args: Sequence[Arg], name: str) -> Arg | None:
-    return next((a for a in args if a.name == name), None)
+    """The first argument of a name, as in Caffe2."""
+    for arg in args:
+        if arg.name == name:
+            return arg
+    return None
 
 
 @dataclass(frozen=True)
@@ -190,8 +203,8 @@ class Op:
         >>> Op.of("FC", ["x", "w", "b"], ["y"], axis=2).arg("axis")
         2
         """
-        given = tuple(Arg.of(k, v) for k, v in args.items() if v is not None)
-        return cls(type, tuple(inputs), tuple(outputs), given)
+        present = tuple(Arg.of(name, value) for name, value in args.items() if value is not None)
+        return cls(type, tuple(inputs), tuple(outputs), present)
 
     def arg(self, name: str, default: Any = None) -> Any:
         """The value of an argument, or `default` if it is absent. Strings are bytes, as on the wire."""
@@ -211,21 +224,27 @@ class Op:
         return tuple(arg.value)
 
     def with_args(self, changes: Mapping[str, Any]) -> Op:
-        """The same operator with arguments replaced in place or appended. Those whose new value is None are removed."""
-        new = {
-            n: v if isinstance(v, Arg) else Arg.of(n, v)
-            for n, v in changes.items()
-            if v is not None
-        }
-        kept = [new.pop(a.name, a) for a in self.args if a.name in new or a.name not in changes]
-        return replace(self, args=(*kept, *new.values()))
+        """The same operator with arguments replaced in place or appended. Arguments whose new value is None are removed."""
+        new: dict[str, Arg] = {}
+        for name, value in changes.items():
+            if value is not None:
+                new[name] = value if isinstance(value, Arg) else Arg.of(name, value)
+
+        args = []
+        for arg in self.args:
+            if arg.name in new:
+                args.append(new.pop(arg.name))
+            elif arg.name not in changes:
+                args.append(arg)
+        return replace(self, args=(*args, *new.values()))
 
     def sub_nets(self) -> Iterator[tuple[str, Net]]:
         """Every net in an argument, with the argument's name."""
-        for a in self.args:
-            for value in a.value if isinstance(a.value, tuple) else (a.value,):
+        for arg in self.args:
+            values = arg.value if isinstance(arg.value, tuple) else (arg.value,)
+            for value in values:
                 if isinstance(value, Net):
-                    yield a.name, value
+                    yield arg.name, value
 
     def map_sub_nets(self, change: Callable[[Net], Net]) -> Op:
         """The same operator with every sub-net replaced by `change(net)`."""
@@ -233,9 +252,11 @@ class Op:
         def mapped(value: Any) -> Any:
             if isinstance(value, tuple):
                 return tuple(map(mapped, value))
-            return change(value) if isinstance(value, Net) else value
+            if isinstance(value, Net):
+                return change(value)
+            return value
 
-        if next(self.sub_nets(), None) is None:
+        if not nets_of(self):
             return self
         return replace(self, args=tuple(replace(a, value=mapped(a.value)) for a in self.args))
 
@@ -257,6 +278,32 @@ class Net:
         """The value of an argument of the net, or `default` if it is absent."""
         arg = _find(self.args, name)
         return default if arg is None else arg.value
+
+
+def map_ops(net: Net, change: Callable[[Op], Op]) -> Net:
+    """The same net with every operator replaced by `change(op)`."""
+    return replace(net, ops=tuple(map(change, net.ops)))
+
+
+def nets_of(op: Op) -> list[Net]:
+    """The nets in the arguments of an operator."""
+    return [net for _, net in op.sub_nets()]
+
+
+def written_by(ops: Iterable[Op]) -> dict[str, None]:
+    """The blobs that operators write, each once, in order of appearance: a dict serves as the ordered set."""
+    written: dict[str, None] = {}
+    for op in ops:
+        written.update(dict.fromkeys(op.outputs))
+    return written
+
+
+def inputs_of(ops: Iterable[Op]) -> dict[str, None]:
+    """The inputs of operators, each once, in order of appearance, as in `written_by`."""
+    read: dict[str, None] = {}
+    for op in ops:
+        read.update(dict.fromkeys(op.inputs))
+    return read
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,25 @@ A status is any fact about a blob, such as its device, layout or type. Known sta
 once and then backwards once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jrnn.errors import JrnnError, NetError, describe_op
+from jrnn.errors import JrnnError, NetError
 from jrnn.nets.graph.passes import on_device
 from jrnn.nets.graph.rename import rename_in_op
 from jrnn.nets.graph.scope import all_names, has_sub_nets
-from jrnn.nets.graph.ssa import Access, Flow, Versioned, get_accesses, get_output_producers, get_ssa
-from jrnn.nets.ir import DeviceOption, Net, Op
+from jrnn.nets.graph.ssa import (
+    Access,
+    Flow,
+    Versioned,
+    get_accesses,
+    get_output_producers,
+    get_ssa,
+    place_of,
+    versioned,
+)
+from jrnn.nets.ir import DeviceOption, Net, Op, nets_of
 
 # Copies between devices, with the devices of their input and output.
 COPIES = {"CopyCPUToGPU": ("cpu", "gpu"), "CopyGPUToCPU": ("gpu", "cpu")}
@@ -31,12 +40,13 @@ def _spread_device(op: Op, read: Statuses, written: Statuses) -> tuple[Statuses,
                 f"copies from {source} to {target}, but its blobs are on {list(read)} and {list(written)}"
             )
         return [source], [target]
-    devices = list(dict.fromkeys(d for d in (*read, *written) if d is not None))
+    devices = dict.fromkeys((*read, *written))
+    devices.pop(None, None)
     if len(devices) > 1:
         raise NetError(
-            f"its blobs must be on one device, they are on {devices}; put a copy between"
+            f"its blobs must be on one device, they are on {list(devices)}; put a copy between"
         )
-    device = devices[0] if devices else None
+    device = next(iter(devices), None)
     return [device] * len(read), [device] * len(written)
 
 
@@ -72,9 +82,8 @@ def infer_device_type(
             )
         known[blob] = _TO_CAFFE2[device]
     names = _STYLES[device_name_style]
-    return {
-        blob: names[device] for blob, device in infer_status(net, _spread_device, known).items()
-    }
+    statuses = infer_status(net, _spread_device, known)
+    return {blob: names[device] for blob, device in statuses.items()}
 
 
 def _input_devices(net: Net, devices: Sequence[str] | Mapping[str, str]) -> dict[Versioned, str]:
@@ -94,17 +103,17 @@ def infer_output_devices(net: Net, input_devices: Sequence[str] | Mapping[str, s
     """
     devices = infer_device_type(net, _input_devices(net, input_devices), "pytorch")
     _, versions = get_accesses(net)
-    return [devices[name, versions.get(name, 0)] for name in net.external_outputs]
+    return [devices[blob] for blob in versioned(net.external_outputs, versions)]
 
 
 def _set_devices(net: Net, devices: Mapping[Versioned, str]) -> Net:
     accesses, _ = get_accesses(net)
-
-    def placed(op: Op, blobs: list[Versioned]) -> Op:
-        on_gpu = op.type in COPIES or any(devices[blob] == "gpu" for blob in blobs)
-        return on_device(op, CUDA) if on_gpu else op
-
-    ops = (placed(op, [*a.reads.items(), *a.writes.items()]) for op, a in zip(net.ops, accesses))
+    ops = []
+    for op, access in zip(net.ops, accesses):
+        blobs = (*access.reads.items(), *access.writes.items())
+        if op.type in COPIES or any(devices[blob] == "gpu" for blob in blobs):
+            op = on_device(op, CUDA)
+        ops.append(op)
     return replace(net, ops=tuple(ops))
 
 
@@ -128,10 +137,11 @@ def assign_device_option(
             raise NetError(
                 f"net {init_net.name!r} gives {name!r}, which net {predict_net.name!r} does not read"
             )
-    wanted = {(name, versions.get(name, 0)): devices[name, 0] for name in init_net.external_outputs}
-    return _set_devices(predict_net, devices), _set_devices(
-        init_net, infer_device_type(init_net, wanted)
-    )
+    wanted = {}
+    for blob in versioned(init_net.external_outputs, versions):
+        wanted[blob] = devices[blob[0], 0]
+    init_devices = infer_device_type(init_net, wanted)
+    return _set_devices(predict_net, devices), _set_devices(init_net, init_devices)
 
 
 def fuse_copy_between_cpu_and_gpu(net: Net) -> Net:
@@ -152,60 +162,70 @@ def fuse_copy_between_cpu_and_gpu(net: Net) -> Net:
 
 
 def _fuse_once(net: Net) -> Net:
+    """Returns the net without the copies that one sweep over its operators removes, or the same net."""
     flow = Flow.of(net)
-    accesses = flow.accesses
-    readers = flow.readers
-    original: dict[
-        Versioned, Versioned
-    ] = {}  # the blob that was copied back -> the blob that was copied first
+    original: dict[Versioned, Versioned] = {}  # the source of each blob that was copied back
     removed: set[int] = set()
-
     for i, op in enumerate(net.ops):
         if op.type not in COPIES or i in removed:
             continue
-        (source,), (copy,) = accesses[i].reads.items(), accesses[i].writes.items()
+        (source,) = flow.accesses[i].reads.items()
+        (copy,) = flow.accesses[i].writes.items()
         source = original.get(source, source)
-        backs = readers.get(copy, [])
-        way_back = COPIES[op.type][::-1]
-        if (
-            not backs
-            or copy in flow.external
-            or any(COPIES.get(net.ops[b].type) != way_back for b in backs)
-        ):
-            continue
-        returned = [blob for b in backs for blob in accesses[b].writes.items()]
-        ends = [(blob, end) for blob in returned for end in readers.get(blob, [])]
-        removed.update((i, *backs))
-        end_of_source = flow.overwritten(source, removed)
-        if flow.external.isdisjoint(returned) and all(
-            end <= end_of_source and _can_read(net.ops[end], accesses[end], blob[0], source[0])
-            for blob, end in ends
-        ):
-            original.update((blob, source) for blob in returned)
-        else:
-            removed.difference_update((i, *backs))
-
+        backs = _copies_back(net, flow, op, copy)
+        returned = flow.written_by(backs)
+        pair = {i, *backs}
+        if backs and _may_fuse(net, flow, source, returned, removed | pair):
+            removed |= pair
+            original.update(dict.fromkeys(returned, source))
     if not removed:
         return net
 
-    def rewired(op: Op, access: Access) -> Op:
-        names = {b[0]: original[b][0] for b in access.reads.items() if b in original}
-        return rename_in_op(op, names, {}) if names else op
+    ops = []
+    for i, op in enumerate(net.ops):
+        if i in removed:
+            continue
+        names = {}
+        for blob in flow.accesses[i].reads.items():
+            if blob in original:
+                names[blob[0]] = original[blob][0]
+        ops.append(rename_in_op(op, names, {}) if names else op)
+    return replace(net, ops=tuple(ops))
 
-    return replace(
-        net, ops=tuple(rewired(op, accesses[i]) for i, op in enumerate(net.ops) if i not in removed)
-    )
+
+def _copies_back(net: Net, flow: Flow, op: Op, copy: Versioned) -> list[int]:
+    """Returns the readers of a copy if all of them copy it back, else none."""
+    readers = flow.readers.get(copy, [])
+    way_back = COPIES[op.type][::-1]
+    if copy in flow.external or any(COPIES.get(net.ops[r].type) != way_back for r in readers):
+        return []
+    return readers
+
+
+def _may_fuse(
+    net: Net, flow: Flow, source: Versioned, returned: Collection[Versioned], removed: set[int]
+) -> bool:
+    """Returns whether all readers of the `returned` blobs may read `source` if the operators `removed` go."""
+    if not flow.external.isdisjoint(returned):
+        return False
+    end_of_source = flow.overwritten(source, removed)
+    for blob in returned:
+        for reader in flow.readers.get(blob, []):
+            access = flow.accesses[reader]
+            if reader > end_of_source:
+                return False
+            if not _can_read(net.ops[reader], access, blob[0], source[0]):
+                return False
+    return True
 
 
 def _can_read(op: Op, access: Access, old: str, new: str) -> bool:
     """Returns whether `op` may read `new` for `old`: no sub-net has a `new`, and it does not update `old` in place."""
     if not has_sub_nets(op):
         return True
-    return (
-        old not in access.updates
-        and new not in op.inputs
-        and all(new not in all_names(n) for _, n in op.sub_nets())
-    )
+    if old in access.updates or new in op.inputs:
+        return False
+    return not any(new in all_names(net) for net in nets_of(op))
 
 
 def get_params_from_init_net(
@@ -240,11 +260,9 @@ def get_params_from_init_net(
                 f"net {init_net.name!r} declares the output {name!r}, which none of its operators makes"
             )
         op = init_net.ops[at]
-        devices[name] = (
-            DeviceOption()
-            if COPIES.get(op.type) == ("gpu", "cpu")
-            else op.device_option or DeviceOption()
-        )
+        devices[name] = DeviceOption()
+        if op.device_option is not None and COPIES.get(op.type) != ("gpu", "cpu"):
+            devices[name] = op.device_option
     blobs = run(init_net, {})
     return {name: blobs[name] for name in init_net.external_outputs}, devices
 
@@ -264,10 +282,10 @@ def infer_status(
         NetError: a known blob is not in the net, two statuses of a blob conflict, or two sweeps leave one unknown.
     """
     accesses, versions = get_accesses(net)
-    ends = [(name, 0) for name in net.external_inputs] + [
-        (n, versions.get(n, 0)) for n in net.external_outputs
-    ]
-    blobs = dict.fromkeys(blob for a in accesses for blob in (*a.reads.items(), *a.writes.items()))
+    ends = [*versioned(net.external_inputs, {}), *versioned(net.external_outputs, versions)]
+    blobs: dict[Versioned, None] = {}
+    for access in accesses:
+        blobs.update(dict.fromkeys((*access.reads.items(), *access.writes.items())))
     for blob, status in known_status.items():
         if blob not in blobs and blob not in ends:
             raise NetError(
@@ -282,25 +300,25 @@ def infer_status(
     def update(i: int) -> None:
         op = net.ops[i]
         access = accesses[i]
-        read = [(name, access.reads[name]) for name in op.inputs]
+        read = versioned(op.inputs, access.reads)
         read += [blob for blob in access.reads.items() if blob[0] not in op.inputs]
-        written = [(name, access.writes[name]) for name in op.outputs]
-        new = status_updater(op, [known.get(b) for b in read], [known.get(b) for b in written])
-        for these, statuses in zip((read, written), new):
-            assert len(these) == len(statuses), (
-                "a status updater returns as many statuses as it is given"
-            )
-            for blob, status in zip(these, statuses):
-                if status is not None and known.setdefault(blob, status) != status:
-                    raise NetError(
-                        f"conflicting statuses of blob {blob[0]!r}: {known[blob]!r} and {status!r}"
-                    )
+        written = versioned(op.outputs, access.writes)
+        of_inputs, of_outputs = status_updater(
+            op, list(map(known.get, read)), list(map(known.get, written))
+        )
+        is_complete = len(of_inputs) == len(read) and len(of_outputs) == len(written)
+        assert is_complete, "a status updater returns as many statuses as it is given"
+        for blob, status in zip((*read, *written), (*of_inputs, *of_outputs)):
+            if status is not None and known.setdefault(blob, status) != status:
+                raise NetError(
+                    f"conflicting statuses of blob {blob[0]!r}: {known[blob]!r} and {status!r}"
+                )
 
     for i in (*range(len(net.ops)), *reversed(range(len(net.ops)))):
         try:
             update(i)
         except JrnnError as error:
-            raise error.at(describe_op(i, net.ops[i].type, net.ops[i].outputs, net.name)) from None
+            raise error.at(place_of(net, i)) from None
     for blob in blobs:
         if blob not in known:
             raise NetError(

@@ -53,11 +53,8 @@ def _upgrade_op(net: Net, index: int, op: Op) -> Op:
             if not op.outputs or op.outputs[-1] in op.names("alias_dst"):
                 first = op.outputs[0] if op.outputs else "recurrent"
                 op = replace(op, outputs=(*op.outputs, f"{first}_step_workspaces"))
-            op = (
-                op
-                if op.arg("enable_rnn_executor") is not None
-                else op.with_args({"enable_rnn_executor": 1})
-            )
+            if op.arg("enable_rnn_executor") is None:
+                op = op.with_args({"enable_rnn_executor": 1})
         elif op.type == "RecurrentNetworkGradient":
             check_gradient_version(op)
             op = upgrade_arguments(op, op.inputs[len(op.integers("outputs_with_grads")) :])
@@ -72,10 +69,15 @@ def check_gradient_version(op: Op) -> None:
     The order of its inputs is not documented anywhere, only its arguments are. An operator that `add_gradients` makes from
     a forward operator of such a version has the old arguments, but the current order of inputs.
     """
-    if op.arg("outputs_with_grads") is None and any(op.arg(name) is not None for name in FORGOTTEN):
+    if op.arg("outputs_with_grads") is None and _forgotten_in(op):
         raise NetError(
             "is of a version before 2017-03; remove it and make the gradients again with add_gradients"
         )
+
+
+def _forgotten_in(op: Op) -> list[str]:
+    """Returns the arguments of an operator that the current version does not have."""
+    return [name for name in FORGOTTEN if op.arg(name) is not None]
 
 
 def upgrade_arguments(op: Op, inputs: Sequence[str]) -> Op:
@@ -86,34 +88,42 @@ def upgrade_arguments(op: Op, inputs: Sequence[str]) -> Op:
     changes: dict[str, Any] = {}
     for name in STEP_NETS:
         value = op.arg(name)
-        if value == b"" or (name != STEP_NETS[0] and isinstance(value, Net) and not value.ops):
+        if value == b"":
             changes[name] = None
-        elif isinstance(value, Net) and (
-            value.type == "rnn" or next(a for a in op.args if a.name == name).kind == "s"
-        ):
-            changes[name] = replace(value, type="simple" if value.type == "rnn" else value.type)
-    old = [name for name in FORGOTTEN if op.arg(name) is not None]
+        if not isinstance(value, Net):
+            continue
+        is_text = next(arg.kind for arg in op.args if arg.name == name) == "s"
+        if name != STEP_NETS[0] and not value.ops:
+            changes[name] = None
+        elif value.type == "rnn":
+            changes[name] = replace(value, type="simple")
+        elif is_text:
+            changes[name] = value
+
+    forgotten = _forgotten_in(op)
     params: Sequence[int] = op.integers("param")
-    if named := op.names("param"):
-        changes["param"] = params = _positions("param", named, inputs)
-        old.append("param")
-    if op.arg("initial_recurrent_state_ids") is None and old:
-        ids = op.integers("recurrent_input_ids") or _positions(
-            "recurrent_inputs", op.names("recurrent_inputs"), inputs
-        )
+    names = op.names("param")
+    if names:
+        params = _positions("param", names, inputs)
+        changes["param"] = params
+    is_old = bool(names or forgotten)
+
+    if op.arg("initial_recurrent_state_ids") is None and is_old:
+        ids = op.integers("recurrent_input_ids")
+        if not ids:
+            ids = _positions("recurrent_inputs", op.names("recurrent_inputs"), inputs)
         changes["initial_recurrent_state_ids"] = ids
     if params and op.arg("param_grads") is None:
         gradients = op.arg("param_gradient")
         if gradients is None:  # the backward step net writes these names
             gradients = [_input("param", k, inputs) + "_grad" for k in params]
         changes["param_grads"] = gradients
-    if old:
+    if is_old:
         changes |= _without_scratch(op, inputs)
-        if op.arg("outputs_with_grads") is None and (
-            op.arg(STEP_NETS[1]) or op.arg("backward_link_internal")
-        ):
+        is_trained = op.arg(STEP_NETS[1]) or op.arg("backward_link_internal")
+        if op.arg("outputs_with_grads") is None and is_trained:
             changes["outputs_with_grads"] = [0]  # the gradient of no other output was taken
-        changes |= {name: None for name in old if name in FORGOTTEN}
+        changes |= dict.fromkeys(forgotten)
     return op.with_args(changes) if changes else op
 
 
@@ -135,10 +145,18 @@ def _input(argument: str, k: int, inputs: Sequence[str]) -> str:
 def _without_scratch(op: Op, inputs: Sequence[str]) -> dict[str, Any]:
     """Returns the lists of links without those to scratch blobs, which only stored local blobs of a step."""
     sequences = {*inputs, *op.names("recurrent_states")}
+    gradients = {name + "_grad" for name in sequences}
     changes: dict[str, Any] = {}
-    for prefix, kept in (("", sequences), ("backward_", {s + "_grad" for s in sequences})):
-        names = [f"{prefix}link_{part}" for part in ("internal", "external", "offset")]
-        lists = (op.names(names[0]), op.names(names[1]), op.integers(names[2]))
-        rows = [row for row in zip(*lists) if row[1] in kept]
-        changes |= {name: list(values) for name, values in zip(names, zip(*rows))}
+    for prefix, targets in (("", sequences), ("backward_", gradients)):
+        links = zip(
+            op.names(f"{prefix}link_internal"),
+            op.names(f"{prefix}link_external"),
+            op.integers(f"{prefix}link_offset"),
+        )
+        kept = [link for link in links if link[1] in targets]
+        if kept:
+            internal, external, offsets = zip(*kept)
+            changes[f"{prefix}link_internal"] = internal
+            changes[f"{prefix}link_external"] = external
+            changes[f"{prefix}link_offset"] = offsets
     return changes

@@ -6,6 +6,7 @@ Reshapes before fully connected layers go, which flatten their input by themselv
 import bisect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -24,8 +25,8 @@ from jrnn.nets.graph.scope import (
     workspace_of,
     workspace_outputs,
 )
-from jrnn.nets.graph.ssa import Flow, Versioned, live_ops, needed_ops
-from jrnn.nets.ir import DeviceOption, Net, Op
+from jrnn.nets.graph.ssa import Flow, Versioned, live_ops
+from jrnn.nets.ir import DeviceOption, Net, Op, inputs_of, map_ops, nets_of, written_by
 
 
 def remove_dead_end_ops(net: Net) -> Net:
@@ -44,37 +45,37 @@ def remove_dead_end_ops(net: Net) -> Net:
 
 
 def _keep_live(net: Net, outputs: Iterable[str]) -> Net:
-    ops = [net.ops[i] for i in live_ops(net, outputs)]
-    read = {name for op in ops for name in op.inputs}
-    return replace(net, ops=tuple(_clean_sub_nets(op, read) for op in ops))
+    """Keeps what `outputs` depend on, and cleans the step nets of these operators."""
+    ops = tuple(net.ops[i] for i in live_ops(net, outputs))
+    return _clean_nested(replace(net, ops=ops))
 
 
-def _clean_sub_nets(op: Op, read: set[str]) -> Op:
-    if not has_sub_nets(op):
-        return op
-    nets = [net for _, net in op.sub_nets()]
-    if (
-        workspace_of(op) is Workspace.STEP
-        and len(nets) == 1
-        and read.isdisjoint(workspace_outputs(op))
-    ):
-        return op.map_sub_nets(
-            lambda net: _keep_live(net, (*net.external_outputs, *bound_names(op)))
-        )
+def _clean_sub_nets(op: Op, read: Collection[str]) -> Op:
+    """Cleans the sub-nets of an operator; `read` are the inputs of all operators around it."""
+
+    def keep_results(net: Net) -> Net:
+        return _keep_live(net, (*net.external_outputs, *bound_names(op)))
+
+    nets = nets_of(op)
+    is_step_net = len(nets) == 1 and workspace_of(op) is Workspace.STEP
+    if is_step_net and not any(name in read for name in workspace_outputs(op)):
+        return op.map_sub_nets(keep_results)
     return op.map_sub_nets(_clean_nested)
 
 
 def _clean_nested(net: Net) -> Net:
     """Cleans the step nets inside the operators of `net`, and keeps all operators."""
-    read = {name for op in net.ops for name in op.inputs}
-    return replace(net, ops=tuple(_clean_sub_nets(op, read) for op in net.ops))
+    read = inputs_of(net.ops)
+    return map_ops(net, lambda op: _clean_sub_nets(op, read))
 
 
 def on_device(op: Op, device_option: DeviceOption) -> Op:
     """Puts `op` and the operators of its sub-nets on a device."""
-    op = op.map_sub_nets(
-        lambda net: replace(net, ops=tuple(on_device(o, device_option) for o in net.ops))
-    )
+
+    def put(inner: Op) -> Op:
+        return on_device(inner, device_option)
+
+    op = op.map_sub_nets(lambda net: map_ops(net, put))
     return replace(op, device_option=device_option)
 
 
@@ -92,20 +93,17 @@ def append_net(net: Net, other: Net, device_option: DeviceOption | None = None) 
     >>> both.name, both.external_inputs, both.external_outputs
     ('a', ('x', 'c'), ('y', 'z'))
     """
-    known = {*net.external_inputs, *(o for op in net.ops for o in op.outputs)}
-    given = set(net.external_outputs)
-    ops = (
-        other.ops
-        if device_option is None
-        else tuple(on_device(op, device_option) for op in other.ops)
-    )
+    ops = other.ops
+    if device_option is not None:
+        ops = tuple(on_device(op, device_option) for op in ops)
+    known = {*net.external_inputs, *written_by(net.ops)}
+    inputs = [name for name in other.external_inputs if name not in known]
+    outputs = [name for name in other.external_outputs if name not in net.external_outputs]
     return replace(
         net,
         ops=net.ops + ops,
-        external_inputs=net.external_inputs
-        + tuple(n for n in other.external_inputs if n not in known),
-        external_outputs=net.external_outputs
-        + tuple(n for n in other.external_outputs if n not in given),
+        external_inputs=(*net.external_inputs, *inputs),
+        external_outputs=(*net.external_outputs, *outputs),
     )
 
 
@@ -121,7 +119,8 @@ def _origins(net: Net) -> list[list[tuple[int, int]]]:
                 origin[name] = (-1, outside)
                 outside += 1
         origins.append([origin[name] for name in read])
-        origin.update((name, (i, k)) for k, name in enumerate(op.outputs))
+        for k, name in enumerate(op.outputs):
+            origin[name] = (i, k)
     return origins
 
 
@@ -141,12 +140,11 @@ def verify_graph_equality(net_a: Net, net_b: Net) -> bool:
     for a, b in zip(net_a.ops, net_b.ops):
         if (a.type, a.device_option, a.engine) != (b.type, b.device_option, b.engine):
             return False
-        subs_a = list(a.sub_nets())
-        subs_b = list(b.sub_nets())
-        if [name for name, _ in subs_a] != [name for name, _ in subs_b]:
-            return False
-        if not all(verify_graph_equality(x, y) for (_, x), (_, y) in zip(subs_a, subs_b)):
-            return False
+        for sub_a, sub_b in zip_longest(a.sub_nets(), b.sub_nets()):
+            if sub_a is None or sub_b is None or sub_a[0] != sub_b[0]:
+                return False
+            if not verify_graph_equality(sub_a[1], sub_b[1]):
+                return False
     return _origins(net_a) == _origins(net_b)
 
 
@@ -188,25 +186,21 @@ def optimize_memory(
     >>> [op.outputs[0] for op in optimized.ops], report.saved_bytes, report.assignments
     (['a', 'b', 'a', 'y'], 40, {'c': 'a'})
     """
-    fixed = {*net.external_inputs, *net.external_outputs, *static_blobs, *reads(net)}
+    fixed = _fixed_names(net) | set(static_blobs)
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for i, op in enumerate(net.ops):
-        fixed.update(outer_names(op))
-        if has_sub_nets(op):
-            fixed.update(name for _, sub in op.sub_nets() for name in all_names(sub))
-            if workspace_of(op) is Workspace.STEP or keeps_outputs(op):
-                fixed.update(op.inputs, op.outputs)
         for name in op.outputs:
             first.setdefault(name, i)
-        last.update((name, i) for name in (*op.inputs, *op.outputs))
-    known = {name: shapes[name] for name in first if hasattr(shapes.get(name), "dtype")}
-    sizes = {
-        name: prod(array.shape) * np.dtype(array.dtype).itemsize for name, array in known.items()
-    }
+        last.update(dict.fromkeys((*op.inputs, *op.outputs), i))
+
+    # The sizes of blobs that may share memory, and the operator after which each is free.
+    sizes: dict[str, int] = {}
     ends: dict[int, list[str]] = {}
-    for name in sizes:
-        if name not in fixed:
+    for name in first:
+        array: Any = shapes.get(name)
+        if name not in fixed and hasattr(array, "dtype"):
+            sizes[name] = prod(array.shape) * np.dtype(array.dtype).itemsize
             ends.setdefault(last[name], []).append(name)
 
     slot_of: dict[str, str] = {}
@@ -214,22 +208,37 @@ def optimize_memory(
     free: list[tuple[int, int, str]] = []  # size, age, name; sorted
     for i, op in enumerate(net.ops):
         for name in op.outputs:
-            if name in sizes and name not in fixed and name not in slot_of:
-                slot = name
-                if free:
-                    # The smallest that is large enough, else the largest, which grows.
-                    slot = free.pop(min(bisect.bisect_left(free, (sizes[name],)), len(free) - 1))[2]
-                slot_of[name] = slot
-                slot_sizes[slot] = max(slot_sizes.get(slot, 0), sizes[name])
+            if name not in sizes or name in slot_of:
+                continue
+            slot = name
+            if free:
+                # The smallest that is large enough, else the largest, which grows.
+                position = min(bisect.bisect_left(free, (sizes[name],)), len(free) - 1)
+                slot = free.pop(position)[2]
+            slot_of[name] = slot
+            slot_sizes[slot] = max(slot_sizes.get(slot, 0), sizes[name])
         for name in ends.get(i, ()):
             slot = slot_of[name]
             bisect.insort(free, (slot_sizes[slot], first[slot], slot))
     report = MemoryReport(
-        baseline_bytes=sum(sizes[name] for name in slot_of),
+        baseline_bytes=sum(sizes.values()),
         optimized_bytes=sum(slot_sizes.values()),
         assignments={name: slot for name, slot in slot_of.items() if slot != name},
     )
     return rename_blobs(net, report.assignments), report
+
+
+def _fixed_names(net: Net) -> set[str]:
+    """Returns the blobs that must keep their names: the net's own, those of recurrent networks, and those in sub-nets."""
+    fixed = {*net.external_inputs, *net.external_outputs, *reads(net)}
+    for op in net.ops:
+        fixed.update(outer_names(op))
+        for sub_net in nets_of(op):
+            fixed.update(all_names(sub_net))
+        is_step = has_sub_nets(op) and workspace_of(op) is Workspace.STEP
+        if is_step or keeps_outputs(op):
+            fixed.update(op.inputs, op.outputs)
+    return fixed
 
 
 RESHAPE = "Reshape"
@@ -252,23 +261,24 @@ def identify_reshape_sub_graph(net: Net) -> list[list[int]]:
 
 def _reshape_groups(net: Net, flow: Flow) -> list[list[int]]:
     groups = []
-    for i, op in enumerate(net.ops):
+    for index, op in enumerate(net.ops):
         if op.type == RESHAPE:
-            data, *shape = ((name, flow.accesses[i].reads[name]) for name in op.inputs)
-            groups.append([*(_chain(flow, data, shape[0]) if shape else []), i])
+            data, *shape = ((name, flow.accesses[index].reads[name]) for name in op.inputs)
+            group = _path(flow, data, shape[0]) if shape else []
+            groups.append([*group, index])
     return groups
 
 
-def _chain(flow: Flow, source: Versioned, target: Versioned) -> list[int]:
+def _path(flow: Flow, source: Versioned, target: Versioned) -> list[int]:
     """Returns the operators on the paths from `source` to `target`, in order."""
-    above = needed_ops([a.reads.items() for a in flow.accesses], flow.writer, [target], {source})
     below = {source}
-    chain = []
-    for i in above:
-        if not below.isdisjoint(flow.accesses[i].reads.items()):
-            below.update(flow.accesses[i].writes.items())
-            chain.append(i)
-    return chain
+    path = []
+    for index in flow.needed_ops([target], {source}):
+        access = flow.accesses[index]
+        if not below.isdisjoint(access.reads.items()):
+            below.update(access.writes.items())
+            path.append(index)
+    return path
 
 
 def remove_reshape_for_fc(
@@ -304,28 +314,31 @@ def remove_reshape_for_fc(
         result = op.outputs[0], access.writes[op.outputs[0]]
         users = flow.readers.get(result, [])
         end = flow.overwritten(data, group)
-        flattens = (
-            u <= end and _flattens(predict_net.ops[u], data[0], result[0], shapes or {})
-            for u in users
-        )
-        if users and data[1] != 0 and all(flattens) and _is_isolated(flow, group, data, result):
+
+        if not users or data[1] == 0 or max(users) > end:
+            continue
+        readers = [predict_net.ops[user] for user in users]
+        is_flattened = all(_flattens(op, data[0], result[0], shapes or {}) for op in readers)
+        if is_flattened and _is_isolated(flow, group, data, result):
             removed.update(group)
-            for u in users:
-                renamed.setdefault(u, {})[result[0]] = data[0]
-    ops = [
-        rename_in_op(op, renamed.get(i, {}), {})
-        for i, op in enumerate(predict_net.ops)
-        if i not in removed
-    ]
+            for user in users:
+                renamed.setdefault(user, {})[result[0]] = data[0]
+
+    ops = []
+    for index, op in enumerate(predict_net.ops):
+        if index not in removed:
+            ops.append(rename_in_op(op, renamed.get(index, {}), {}))
     net = replace(predict_net, ops=tuple(ops))
+
+    # Parameters that only removed operators read go too.
     needed = {*reads(net), *net.external_outputs}
-    unused = {
-        n for i in removed for n, v in flow.accesses[i].reads.items() if v == 0 and n in params
-    } - needed
-    inputs = tuple(n for n in net.external_inputs if n not in unused)
-    return replace(net, external_inputs=inputs), {
-        n: v for n, v in params.items() if n not in unused
-    }
+    unused = set()
+    for name, version in flow.read_by(removed):
+        if version == 0 and name in params and name not in needed:
+            unused.add(name)
+    inputs = tuple(name for name in net.external_inputs if name not in unused)
+    used = {name: value for name, value in params.items() if name not in unused}
+    return replace(net, external_inputs=inputs), used
 
 
 def _flattens(op: Op, data: str, result: str, shapes: Mapping[str, Sequence[int]]) -> bool:
@@ -341,15 +354,12 @@ def _flattens(op: Op, data: str, result: str, shapes: Mapping[str, Sequence[int]
 
 def _is_isolated(flow: Flow, group: list[int], data: Versioned, result: Versioned) -> bool:
     """Returns whether `group` reads only `data` and parameters, and gives other operators only `result`."""
-    written = {blob for i in group for blob in flow.accesses[i].writes.items()}
-    needs = {blob for i in group for blob in flow.accesses[i].reads.items()} - written
-    used = {
-        blob
-        for blob in written
-        if blob in flow.external or not set(flow.readers.get(blob, ())) <= set(group)
-    }
-    return (
-        all(blob == data or blob[1] == 0 for blob in needs)
-        and used == {result}
-        and result not in flow.external
-    )
+    written = flow.written_by(group)
+    for blob in flow.read_by(group):
+        if blob not in written and blob != data and blob[1] != 0:
+            return False
+    for blob in written:
+        has_other_readers = not set(group).issuperset(flow.readers.get(blob, ()))
+        if blob in flow.external or has_other_readers != (blob == result):
+            return False
+    return True

@@ -5,10 +5,10 @@ own lists. If an operator may keep the old value of an output (a branch that is 
 must have one name, and are renamed together.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from jrnn.errors import NetError, describe_op
+from jrnn.errors import NetError
 from jrnn.nets.graph.scope import (
     GRADIENT_NAMES,
     GRADIENT_SUFFIX,
@@ -24,18 +24,23 @@ from jrnn.nets.graph.scope import (
     workspace_names,
     workspace_of,
 )
-from jrnn.nets.graph.ssa import Access, Versioned, get_accesses
-from jrnn.nets.ir import Arg, ArgValue, Net, Op
+from jrnn.nets.graph.ssa import Access, Versioned, check_index, get_accesses, place_of
+from jrnn.nets.ir import Arg, Net, Op, map_ops, nets_of
 
 Names = Mapping[str, str]
 
 
-def _map_names(arg: Arg, names: Names) -> ArgValue:
-    """Returns the value of an argument with its strings replaced; other values are unchanged."""
+def new_names(names: Iterable[str], new: Names) -> tuple[str, ...]:
+    """Returns names, each replaced by its new name if it has one."""
+    return tuple(new.get(name, name) for name in names)
+
+
+def _map_names(arg: Arg, names: Names) -> Arg:
+    """Returns an argument with its strings replaced; other values are unchanged."""
     if arg.kind not in ("s", "strings") or isinstance(arg.value, Net):
-        return arg.value
-    changed = tuple(names.get(name, name).encode() for name in arg.names())
-    return changed if arg.kind == "strings" else changed[0]
+        return arg
+    changed = tuple(map(str.encode, new_names(arg.names(), names)))
+    return replace(arg, value=changed if arg.kind == "strings" else changed[0])
 
 
 def _merged(first: Names, second: Names) -> Names:
@@ -46,49 +51,60 @@ def _merged(first: Names, second: Names) -> Names:
 def _gradient_name(name: str, blobs: Names) -> str:
     """Returns the new name of a gradient whose blob is renamed; other names are unchanged."""
     blob = name.removesuffix(GRADIENT_SUFFIX)
-    return blobs[blob] + GRADIENT_SUFFIX if blob != name and blob in blobs else name
+    if blob == name or blob not in blobs:
+        return name
+    return blobs[blob] + GRADIENT_SUFFIX
 
 
 def _rename_arg(arg: Arg, read: Names, written: Names, inner: Names) -> Arg:
     if arg.name in READ_NAMES:
-        return replace(arg, value=_map_names(arg, _merged(read, written)))
+        return _map_names(arg, _merged(read, written))
     if arg.name in WRITTEN_NAMES:
-        return replace(arg, value=_map_names(arg, _merged(written, read)))
+        return _map_names(arg, _merged(written, read))
     if arg.name in GRADIENT_NAMES and arg.kind == "strings":
-        return replace(
-            arg, value=tuple(_gradient_name(name, read).encode() for name in arg.names())
-        )
+        gradients = tuple(_gradient_name(name, read).encode() for name in arg.names())
+        return replace(arg, value=gradients)
     if arg.name in INNER_NAMES and inner:
-        return replace(arg, value=_map_names(arg, inner))
+        return _map_names(arg, inner)
     if arg.name.endswith(RENAME_SUFFIX):
         name = _gradient_name(arg.name.removesuffix(RENAME_SUFFIX), read) + RENAME_SUFFIX
-        return replace(arg, name=name, value=_map_names(arg, _merged(written, read)))
+        return replace(_map_names(arg, _merged(written, read)), name=name)
     return arg
 
 
-def _name_gradients(op: Op, renamed: Op) -> Op:
+def _name_gradients(op: Op, new_op: Op) -> Op:
     """Adds `.rename` arguments for gradients whose names no longer follow from the names of their blobs.
 
     Caffe2 applies these arguments to the step nets too, so a blob of the same name there is renamed as well.
     """
-    known = {a.name for a in renamed.args}
-    outputs = dict(zip(op.outputs, renamed.outputs))
-    moved = {}
-    for old, new in dict(zip(op.inputs, renamed.inputs)).items():
-        key = new + GRADIENT_SUFFIX
-        given = outputs.get(old + GRADIENT_SUFFIX)
-        if given is not None and given != key and key + RENAME_SUFFIX not in known:
-            moved[key] = given
-    local = {n for _, net in renamed.sub_nets() for n in all_names(net)} if moved else set()
-    if inner := {old: new for old, new in moved.items() if old in local}:
+    known = {arg.name for arg in new_op.args}
+    outputs = dict(zip(op.outputs, new_op.outputs))
+    arguments = {}
+    for old, new in dict(zip(op.inputs, new_op.inputs)).items():
+        argument = new + GRADIENT_SUFFIX + RENAME_SUFFIX
+        gradient = outputs.get(old + GRADIENT_SUFFIX)
+        if gradient not in (None, new + GRADIENT_SUFFIX) and argument not in known:
+            arguments[argument] = gradient
+    if not arguments:
+        return new_op
+
+    local = _names_in_sub_nets(new_op)
+    inner = {}
+    for argument, gradient in arguments.items():
+        usual = argument.removesuffix(RENAME_SUFFIX)
+        if usual in local:
+            inner[usual] = gradient
+    if inner:
         _check_not_local(op, inner, local)
-        renamed = renamed.map_sub_nets(lambda net: rename_blobs(net, inner))
-        args = (
-            replace(a, value=_map_names(a, inner)) if a.name in INNER_NAMES else a
-            for a in renamed.args
-        )
-        renamed = replace(renamed, args=tuple(args))
-    return renamed.with_args({old + RENAME_SUFFIX: new for old, new in moved.items()})
+        new_op = new_op.map_sub_nets(lambda net: rename_blobs(net, inner))
+        args = (_map_names(a, inner) if a.name in INNER_NAMES else a for a in new_op.args)
+        new_op = replace(new_op, args=tuple(args))
+    return new_op.with_args(arguments)
+
+
+def _names_in_sub_nets(op: Op) -> set[str]:
+    """Returns every name of a blob in the sub-nets of an operator."""
+    return set().union(*map(all_names, nets_of(op)))
 
 
 def _with_param_grads(op: Op) -> Op:
@@ -97,22 +113,22 @@ def _with_param_grads(op: Op) -> Op:
     if not params or op.names("param_grads"):
         return op
     is_gradient = set(op.outputs).isdisjoint(op.names("alias_dst"))
-    first = len(op.integers("outputs_with_grads")) if is_gradient else 0
-    if not all(0 <= k < len(op.inputs) - first for k in params):
+    inputs = op.inputs
+    if is_gradient:
+        inputs = inputs[len(op.integers("outputs_with_grads")) :]
+    if not all(0 <= k < len(inputs) for k in params):
         raise NetError(
-            f"argument 'param' holds {list(params)}, but there are {len(op.inputs) - first} inputs to name"
+            f"argument 'param' holds {list(params)}, but there are {len(inputs)} inputs to name"
         )
-    return op.with_args({"param_grads": [op.inputs[first + k] + GRADIENT_SUFFIX for k in params]})
+    return op.with_args({"param_grads": [inputs[k] + GRADIENT_SUFFIX for k in params]})
 
 
 def _in_step_nets(op: Op, names: Names) -> dict[str, str]:
     """Returns the part of `names` that step nets see."""
     seen = step_reads(op)
-    changes = {n: names[n] for n in seen if names.get(n, n) != n}
+    changes = {name: names[name] for name in seen if names.get(name, name) != name}
     if changes:
-        _check_not_local(
-            op, changes, {n for _, net in op.sub_nets() for n in all_names(net)}.difference(seen)
-        )
+        _check_not_local(op, changes, _names_in_sub_nets(op).difference(seen))
     return changes
 
 
@@ -134,40 +150,44 @@ def rename_in_op(op: Op, read: Names, written: Names) -> Op:
     >>> rename_in_op(op, {"x": "a"}, {"x": "b"}) == Op.of("Relu", ["a"], ["b"])
     True
     """
-    inputs = tuple(read.get(n, n) for n in op.inputs)
-    outputs = tuple(written.get(n, n) for n in op.outputs)
+    new_op = replace(op, inputs=new_names(op.inputs, read), outputs=new_names(op.outputs, written))
     if not op.args:
-        return replace(op, inputs=inputs, outputs=outputs)
-    before = op
+        return new_op
+
+    # The names in sub-nets, which follow from the kind of workspace.
     inner: Names = {}
+    args = op.args
     if has_sub_nets(op):
-        match workspace_of(op):
-            case Workspace.SHARED:
-                inner = _merged(written, read)
-            case Workspace.STEP:
-                inner = _in_step_nets(op, read)
-                op = _with_param_grads(op) if inner else op
+        changed = op
+        kind = workspace_of(op)
+        if kind is Workspace.SHARED:
+            inner = _merged(written, read)
+        elif kind is Workspace.STEP:
+            inner = _in_step_nets(op, read)
+        if inner and kind is Workspace.STEP:
+            changed = _with_param_grads(changed)
         if inner:
-            op = op.map_sub_nets(lambda net: rename_blobs(net, inner))
-    args = tuple(_rename_arg(a, read, written, inner) for a in op.args)
-    renamed = replace(op, inputs=inputs, outputs=outputs, args=args)
-    return (
-        _name_gradients(before, renamed) if any(a.name in GRADIENT_NAMES for a in args) else renamed
-    )
+            changed = changed.map_sub_nets(lambda net: rename_blobs(net, inner))
+        args = changed.args
+
+    args = tuple(_rename_arg(a, read, written, inner) for a in args)
+    new_op = replace(new_op, args=args)
+    if any(arg.name in GRADIENT_NAMES for arg in args):
+        return _name_gradients(op, new_op)
+    return new_op
 
 
 def rename_in_workspace(op: Op, names: Mapping[str, str], *, top: bool = True) -> Op:
     """Renames blobs in `op`: its own (`top`), and those of sub-nets that run in the same workspace, argument values not."""
+
+    def rename_inner(inner: Op) -> Op:
+        return rename_in_workspace(inner, names)
+
     if top:
-        inputs, outputs = (
-            tuple(names.get(n, n) for n in blobs) for blobs in (op.inputs, op.outputs)
-        )
-        op = replace(op, inputs=inputs, outputs=outputs)
+        op = replace(op, inputs=new_names(op.inputs, names), outputs=new_names(op.outputs, names))
     if workspace_of(op) is not Workspace.SHARED:
         return op
-    return op.map_sub_nets(
-        lambda net: replace(net, ops=tuple(rename_in_workspace(o, names) for o in net.ops))
-    )
+    return op.map_sub_nets(lambda net: map_ops(net, rename_inner))
 
 
 def rename_blobs(net: Net, names: Names) -> Net:
@@ -181,8 +201,8 @@ def rename_blobs(net: Net, names: Names) -> Net:
     return replace(
         net,
         ops=tuple(rename_in_op(op, names, names) for op in net.ops),
-        external_inputs=tuple(names.get(n, n) for n in net.external_inputs),
-        external_outputs=tuple(names.get(n, n) for n in net.external_outputs),
+        external_inputs=new_names(net.external_inputs, names),
+        external_outputs=new_names(net.external_outputs, names),
     )
 
 
@@ -191,17 +211,23 @@ def _rename_versions(net: Net, start: Mapping[str, int], choose: Callable[[str, 
     accesses, last = get_accesses(net, start)
 
     def chosen(versions: Mapping[str, int]) -> dict[str, str]:
-        named = ((name, choose(name, version)) for name, version in versions.items())
-        return {name: new for name, new in named if new != name}
+        changes = {}
+        for name, version in versions.items():
+            new = choose(name, version)
+            if new != name:
+                changes[name] = new
+        return changes
 
+    ops = []
+    for op, access in zip(net.ops, accesses):
+        read = chosen(access.reads)
+        written = chosen(access.writes)
+        if read or written:
+            op = rename_in_op(op, read, written)
+        ops.append(op)
     return replace(
         net,
-        ops=tuple(
-            rename_in_op(op, read, written)
-            if (read := chosen(a.reads)) | (written := chosen(a.writes))
-            else op
-            for op, a in zip(net.ops, accesses)
-        ),
+        ops=tuple(ops),
         external_inputs=tuple(choose(n, start.get(n, 0)) for n in net.external_inputs),
         external_outputs=tuple(choose(n, last.get(n, 0)) for n in net.external_outputs),
     )
@@ -210,10 +236,10 @@ def _rename_versions(net: Net, start: Mapping[str, int], choose: Callable[[str, 
 def _ties(accesses: list[Access]) -> dict[Versioned, int]:
     """Returns the first version with the same name for each versioned blob that must share its predecessor's name."""
     first: dict[Versioned, int] = {}
-    for a in accesses:
-        for name in a.updates:
-            before = a.reads[name]
-            first[name, a.writes[name]] = first.get((name, before), before)
+    for access in accesses:
+        for name in access.updates:
+            before = access.reads[name]
+            first[name, access.writes[name]] = first.get((name, before), before)
     return first
 
 
@@ -244,15 +270,6 @@ def _item(what: str, names: tuple[str, ...], index: int, where: str) -> str:
     return names[index]
 
 
-def _op_at(net: Net, op_id: int) -> tuple[Op, str]:
-    if not 0 <= op_id < len(net.ops):
-        raise NetError(
-            f"net {net.name!r} has {len(net.ops)} operators, #{op_id} was asked for; count from 0"
-        )
-    op = net.ops[op_id]
-    return op, describe_op(op_id, op.type, op.outputs, net.name)
-
-
 def rename_op_output(net: Net, op_id: int, output_id: int, new_name: str) -> Net:
     """Renames one output of one operator, for all readers of that version of the blob.
 
@@ -265,8 +282,8 @@ def rename_op_output(net: Net, op_id: int, output_id: int, new_name: str) -> Net
     >>> [(op.inputs, op.outputs) for op in rename_op_output(net, 0, 0, "r").ops]
     [(('x',), ('r',)), (('r',), ('y',))]
     """
-    op, where = _op_at(net, op_id)
-    old = _item("output", op.outputs, output_id, where)
+    check_index(net, op_id)
+    old = _item("output", net.ops[op_id].outputs, output_id, place_of(net, op_id))
     if old == new_name:
         return net
     _check_fresh(new_name, [net])
@@ -292,22 +309,22 @@ def rename_op_input(
         NetError: there is no such input, the net already has a blob of the new name, or (without `from_producer`) another
             operator or a sub-net of one reads the blob too.
     """
-    op, where = _op_at(net, op_id)
-    old = _item("input", op.inputs, input_id, where)
+    check_index(net, op_id)
+    where = place_of(net, op_id)
+    old = _item("input", net.ops[op_id].inputs, input_id, where)
     if old == new_name:
         return net, init_net
     _check_fresh(new_name, [net, init_net])
     initial, start = get_accesses(init_net)
     accesses, _ = get_accesses(net, start)
     version = accesses[op_id].reads[old]
-    others = [i for i, a in enumerate(accesses) if i != op_id and a.reads.get(old) == version]
-    if others and not from_producer:
-        reader = describe_op(
-            others[0], net.ops[others[0]].type, net.ops[others[0]].outputs, net.name
-        )
-        raise NetError(
-            f"{where}: its input {old!r} is read by {reader} too; pass from_producer=True to rename both"
-        )
+    for index, access in enumerate(accesses):
+        is_reader = index != op_id and access.reads.get(old) == version
+        if is_reader and not from_producer:
+            raise NetError(
+                f"{where}: its input {old!r} is read by {place_of(net, index)} too; pass from_producer=True to rename "
+                "both"
+            )
     versions = _tied_versions((old, version), {**_ties(initial), **_ties(accesses)})
 
     def choose(name: str, at: int) -> str:
@@ -383,7 +400,10 @@ def clone_and_bind(
     >>> clone_and_bind(net, "m", "m/", {"x": "y"})[0].ops[0].outputs
     ('m/y',)
     """
-    given = dict(blob_remap or {})
-    undefined = set(reads(net))
-    remap = {n: given.get(n, n if n in undefined else prefix + n) for n in workspace_names(net)}
+    undefined = reads(net)
+    remap = {blob: prefix + blob for blob in workspace_names(net)}
+    remap.update(zip(undefined, undefined))
+    for blob, new in (blob_remap or {}).items():
+        if blob in remap:
+            remap[blob] = new
     return replace(rename_blobs(net, remap), name=name), remap

@@ -11,9 +11,10 @@ Only this module knows these arguments; liveness, renaming and cloning use it.
 """
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
-from jrnn.nets.ir import Net, Op
+from jrnn.nets.ir import Net, Op, nets_of, written_by
 
 # Arguments with names of outer blobs. If an operator reads one version of a blob and writes another, the first kind refers
 # to the version that it reads, and the second to the one that it writes.
@@ -51,7 +52,7 @@ def workspace_of(op: Op) -> Workspace:
 
 def has_sub_nets(op: Op) -> bool:
     """Returns whether an argument of `op` holds a net."""
-    return any(True for _ in op.sub_nets())
+    return bool(nets_of(op))
 
 
 def keeps_outputs(op: Op) -> bool:
@@ -61,7 +62,9 @@ def keeps_outputs(op: Op) -> bool:
 
 def bound_names(op: Op) -> list[str]:
     """Returns the names that `op` fills in its sub-nets' workspace before they run."""
-    bound = [name for arg in (*LINKS, BINDINGS) for name in op.names(arg)]
+    bound: list[str] = []
+    for argument in (*LINKS, BINDINGS):
+        bound += op.names(argument)
     if workspace_of(op) is Workspace.STEP:
         bound += op.names(TIMESTEP) or (TIMESTEP,)
     return bound
@@ -75,12 +78,12 @@ def workspace_outputs(op: Op) -> list[str]:
 
 def outer_names(op: Op) -> Iterator[str]:
     """Yields the outer blobs that arguments of `op` name."""
-    for a in op.args:
-        if a.name in (*READ_NAMES, *WRITTEN_NAMES, *GRADIENT_NAMES):
-            yield from a.names()
-        elif a.name.endswith(RENAME_SUFFIX):
-            yield a.name.removesuffix(RENAME_SUFFIX)
-            yield from a.names()
+    for arg in op.args:
+        if arg.name in (*READ_NAMES, *WRITTEN_NAMES, *GRADIENT_NAMES):
+            yield from arg.names()
+        elif arg.name.endswith(RENAME_SUFFIX):
+            yield arg.name.removesuffix(RENAME_SUFFIX)
+            yield from arg.names()
 
 
 def step_reads(op: Op) -> list[str]:
@@ -88,13 +91,13 @@ def step_reads(op: Op) -> list[str]:
 
     The operator fills the other names, or a step net writes them before it reads them.
     """
-    nets = [net for _, net in op.sub_nets()]
-    read = [reads(net) for net in nets]
+    read: dict[str, None] = {}
     local = set(bound_names(op))
-    for net, names in zip(nets, read):
-        local.update({o for inner in net.ops for o in inner.outputs}.difference(names))
-    names_read = (name for net, names in zip(nets, read) for name in (*names, *net.external_inputs))
-    return list(dict.fromkeys(name for name in names_read if name not in local))
+    for net in nets_of(op):
+        names = reads(net)
+        local.update(written_by(net.ops).keys() - names)
+        read.update(dict.fromkeys((*names, *net.external_inputs)))
+    return [name for name in read if name not in local]
 
 
 def free_names(op: Op) -> list[str]:
@@ -109,27 +112,34 @@ def free_names(op: Op) -> list[str]:
     >>> free_names(Op.of("RecurrentNetwork", ["x", "h0"], ["h_all"], step_net=step, link_internal=["h", "h_new"]))
     ['scale']
     """
-    nets = [net for _, net in op.sub_nets()]
+    nets = nets_of(op)
     if not nets:
         return []
+    kind = workspace_of(op)
+    if kind is Workspace.CLOSED:
+        return []
+
     known = set(op.inputs)
-    match workspace_of(op):
-        case Workspace.CLOSED:
-            return []
-        case Workspace.STEP:
-            known.update(name for net in nets for name in net.external_inputs)
-            return [name for name in step_reads(op) if name not in known]
-    return list(dict.fromkeys(name for net in nets for name in reads(net) if name not in known))
+    read: Iterable[str]
+    if kind is Workspace.STEP:
+        read = step_reads(op)
+        for net in nets:
+            known.update(net.external_inputs)
+    else:
+        read = dict.fromkeys(chain.from_iterable(map(reads, nets)))
+    return [name for name in read if name not in known]
 
 
 def reads(net: Net) -> list[str]:
     """Returns the blobs that operators of `net` read before one of them writes it, each once, in order."""
     written: set[str] = set()
-    first: dict[str, None] = {}
+    read: dict[str, None] = {}
     for op in net.ops:
-        first.update((name, None) for name in (*op.inputs, *free_names(op)) if name not in written)
+        for name in (*op.inputs, *free_names(op)):
+            if name not in written:
+                read[name] = None
         written.update(op.outputs)
-    return list(first)
+    return list(read)
 
 
 def all_names(net: Net) -> Iterator[str]:
@@ -141,8 +151,8 @@ def all_names(net: Net) -> Iterator[str]:
         yield from op.outputs
         yield from bound_names(op)
         yield from outer_names(op)
-        for _, sub in op.sub_nets():
-            yield from all_names(sub)
+        for sub_net in nets_of(op):
+            yield from all_names(sub_net)
 
 
 def workspace_names(net: Net) -> list[str]:
@@ -151,7 +161,8 @@ def workspace_names(net: Net) -> list[str]:
     for op in net.ops:
         blobs += (*op.inputs, *free_names(op))
         if workspace_of(op) is Workspace.SHARED:
-            blobs += [name for _, sub in op.sub_nets() for name in workspace_names(sub)]
+            for sub_net in nets_of(op):
+                blobs += workspace_names(sub_net)
         blobs += (*op.outputs, *outer_names(op))
     return list(dict.fromkeys((*blobs, *net.external_outputs)))
 
@@ -159,6 +170,10 @@ def workspace_names(net: Net) -> list[str]:
 def binds(op: Op, read: str, written: str) -> bool:
     """Whether `op` is or contains a Do that reads one blob and writes the other, so that their names must differ."""
     kind = workspace_of(op)
+    if kind is Workspace.CLOSED:
+        return read in op.inputs and written in op.outputs
     if kind is Workspace.SHARED:
-        return any(binds(o, read, written) for _, net in op.sub_nets() for o in net.ops)
-    return kind is Workspace.CLOSED and read in op.inputs and written in op.outputs
+        for net in nets_of(op):
+            if any(binds(inner, read, written) for inner in net.ops):
+                return True
+    return False

@@ -28,27 +28,35 @@ def show(net: Net, shapes: Mapping[str, Any] | None = None) -> str:
 
 
 def _lines(net: Net, shapes: Mapping[str, Any], label: str) -> Iterator[str]:
-    head = f"{label} {net.name}".rstrip() + (f" [{net.type}]" if net.type else "")
-    args = "".join(f" {_arg(a)}" for a in net.args)
-    ends = f"({', '.join(net.external_inputs)}) -> ({', '.join(net.external_outputs)})"
-    yield f"{head} {ends}{args}{_device(net.device_option)}"
+    words = [f"{label} {net.name}".rstrip()]
+    if net.type:
+        words.append(f"[{net.type}]")
+    words.append(f"({', '.join(net.external_inputs)}) -> ({', '.join(net.external_outputs)})")
+    words += map(_arg, net.args)
+    yield " ".join(words) + _device(net.device_option)
     for i, op in enumerate(net.ops):
         yield f"  #{i} {_op(op, shapes)}"
-        for name, sub in op.sub_nets():
-            for line in _lines(sub, {}, f"{name}:"):
+        for name, sub_net in op.sub_nets():
+            for line in _lines(sub_net, {}, f"{name}:"):
                 yield "    " + line
 
 
 def _op(op: Op, shapes: Mapping[str, Any]) -> str:
-    outputs = ", ".join(_blob(name, shapes) for name in op.outputs)
-    args = "".join(f" {_arg(a)}" for a in op.args if not _holds_net(a))
-    notes = f" engine={op.engine}" if op.engine else ""
-    notes += f" name={op.name}" if op.name else ""
-    notes += f" after=({', '.join(op.control_inputs)})" if op.control_inputs else ""
+    words = []
+    if op.outputs:
+        words += [", ".join(_blob(name, shapes) for name in op.outputs), "="]
+    words.append(f"{op.type}({', '.join(op.inputs)})")
+    words += [_arg(arg) for arg in op.args if not _holds_net(arg)]
+    if op.engine:
+        words.append(f"engine={op.engine}")
+    if op.name:
+        words.append(f"name={op.name}")
+    if op.control_inputs:
+        words.append(f"after=({', '.join(op.control_inputs)})")
     free = free_names(op)
-    notes += f" outer=({', '.join(free)})" if free else ""
-    head = f"{outputs} = " if outputs else ""
-    return f"{head}{op.type}({', '.join(op.inputs)}){args}{notes}{_device(op.device_option)}"
+    if free:
+        words.append(f"outer=({', '.join(free)})")
+    return " ".join(words) + _device(op.device_option)
 
 
 def _blob(name: str, shapes: Mapping[str, Any]) -> str:
@@ -71,15 +79,18 @@ def _value(value: Any) -> str:
     match value:
         case bytes():
             text = value.decode(errors="replace")
-            return repr(text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "...")
+            if len(text) > _LONGEST_TEXT:
+                text = text[:_LONGEST_TEXT] + "..."
+            return repr(text)
         case Message():
             return f"<{value.type}, {len(value.data)} bytes>"
         case float():
             return f"{value:.6g}"
         case Numbers() | tuple():
-            shown = [_value(v) for v in value[:_LONGEST_LIST]]
-            more = [f"... {len(value)} in all"] if len(value) > _LONGEST_LIST else []
-            return f"[{', '.join(shown + more)}]"
+            shown = list(map(_value, value[:_LONGEST_LIST]))
+            if len(value) > _LONGEST_LIST:
+                shown.append(f"... {len(value)} in all")
+            return f"[{', '.join(shown)}]"
     return str(value)
 
 
@@ -118,8 +129,10 @@ def _quoted(text: str) -> str:
 def _dot_lines(net: Net, path: str) -> Iterator[str]:
     versions: dict[str, int] = {}
     inputs = set(net.external_inputs)
-    last = {name: i for i, op in enumerate(net.ops) for name in op.outputs}
     outputs = set(net.external_outputs)
+    last: dict[str, int] = {}
+    for i, op in enumerate(net.ops):
+        last.update(dict.fromkeys(op.outputs, i))
 
     def blob(name: str) -> str:
         return _quoted(f"{path}b/{name}/{versions[name]}")
@@ -133,26 +146,29 @@ def _dot_lines(net: Net, path: str) -> Iterator[str]:
         return f"{blob(name)} [label={_quoted(name)}{color}];"
 
     for i, op in enumerate(net.ops):
-        at = _quoted(f"{path}o/{i}")
+        node = _quoted(f"{path}o/{i}")
         read = (*op.inputs, *free_names(op))
         for name in read:
             if name not in versions:
                 versions[name] = 0
                 yield declared(name, None)
-        yield f"{at} [label={_quoted(op.name or op.type)}, shape=box, style=rounded];"
+        yield f"{node} [label={_quoted(op.name or op.type)}, shape=box, style=rounded];"
         for name in read:
-            yield f"{blob(name)} -> {at};"
-        for k, (name, sub) in enumerate(op.sub_nets()):
+            yield f"{blob(name)} -> {node};"
+
+        # The sub-nets as clusters: a dotted edge leads to the first operator of each.
+        for k, (name, sub_net) in enumerate(op.sub_nets()):
             inside = f"{path}o/{i}/{k}/"
             yield f"subgraph {_quoted('cluster_' + inside)} {{"
-            yield f"  label={_quoted(f'{name} {sub.name}'.rstrip())}; style=dashed;"
-            for line in _dot_lines(sub, inside):
+            yield f"  label={_quoted(f'{name} {sub_net.name}'.rstrip())}; style=dashed;"
+            for line in _dot_lines(sub_net, inside):
                 yield "  " + line
             yield "}"
-            if sub.ops:
-                yield f"{at} -> {_quoted(f'{inside}o/0')} [style=dotted];"
+            if sub_net.ops:
+                yield f"{node} -> {_quoted(f'{inside}o/0')} [style=dotted];"
+
         for name in op.outputs:
             versions[name] = versions.get(name, 0) + 1
         for name in dict.fromkeys(op.outputs):
             yield declared(name, i)
-            yield f"{at} -> {blob(name)};"
+            yield f"{node} -> {blob(name)};"

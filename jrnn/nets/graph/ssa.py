@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from jrnn.errors import NetError, describe_op, near
 from jrnn.nets.graph.scope import free_names, keeps_outputs, reads
-from jrnn.nets.ir import Net, Op
+from jrnn.nets.ir import Net, Op, written_by
 
 Versioned = tuple[str, int]
 Ssa = list[tuple[list[Versioned], list[Versioned]]]
@@ -34,19 +34,35 @@ def get_ssa(net: Net, blob_versions: Mapping[str, int] | None = None) -> tuple[S
     >>> ssa[0], ssa[1][0][0], versions["x"]
     (([('x', 0)], [('x', 1)]), ('x', 1), 1)
     """
-    versions = dict(blob_versions or {})
-    for name in net.external_inputs:
-        versions.setdefault(name, 0)
+    versions = _first_versions(net, blob_versions)
     ssa: Ssa = []
     for op in net.ops:
         if not net.external_inputs:
             for name in op.inputs:
                 versions.setdefault(name, 0)
-        read = [(name, versions.get(name, 0)) for name in op.inputs]
-        for name in op.outputs:
-            versions[name] = versions.get(name, 0) + 1
-        ssa.append((read, [(name, versions[name]) for name in op.outputs]))
+        read = versioned(op.inputs, versions)
+        _count_writes(op, versions)
+        ssa.append((read, versioned(op.outputs, versions)))
     return ssa, versions
+
+
+def _first_versions(net: Net, blob_versions: Mapping[str, int] | None) -> dict[str, int]:
+    """Returns the versions of blobs before the first operator runs."""
+    versions = dict(blob_versions or {})
+    for name in net.external_inputs:
+        versions.setdefault(name, 0)
+    return versions
+
+
+def _count_writes(op: Op, versions: dict[str, int]) -> None:
+    """Adds the new versions that an operator writes to `versions`."""
+    for name in op.outputs:
+        versions[name] = versions.get(name, 0) + 1
+
+
+def versioned(names: Iterable[str], versions: Mapping[str, int]) -> list[Versioned]:
+    """Returns names with their versions; 0 for names that have none."""
+    return [(name, versions.get(name, 0)) for name in names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +81,27 @@ def get_accesses(
     net: Net, blob_versions: Mapping[str, int] | None = None
 ) -> tuple[list[Access], dict[str, int]]:
     """Does the same as `get_ssa`, and includes what the sub-nets of each operator read besides its inputs."""
-    versions = dict(blob_versions or {})
-    for name in net.external_inputs:
-        versions.setdefault(name, 0)
+    versions = _first_versions(net, blob_versions)
     accesses = []
     for op in net.ops:
-        read = {name: versions.setdefault(name, 0) for name in (*op.inputs, *free_names(op))}
-        updates = (
-            tuple(name for name in dict.fromkeys(op.outputs) if name in versions)
-            if keeps_outputs(op)
-            else ()
-        )
-        read.update((name, versions[name]) for name in updates)
-        for name in op.outputs:
-            versions[name] = versions.get(name, 0) + 1
-        accesses.append(Access(read, {name: versions[name] for name in op.outputs}, updates))
+        read: dict[str, int] = {}
+        for name in (*op.inputs, *free_names(op)):
+            read[name] = versions.setdefault(name, 0)
+        updates: list[str] = []
+        if keeps_outputs(op):
+            updates += filter(versions.__contains__, dict.fromkeys(op.outputs))
+        read.update(versioned(updates, versions))
+        _count_writes(op, versions)
+        accesses.append(Access(read, dict(versioned(op.outputs, versions)), tuple(updates)))
     return accesses, versions
+
+
+def _writers(accesses: Iterable[Access]) -> dict[Versioned, int]:
+    """Returns the index of the operator that writes each versioned blob."""
+    writer: dict[Versioned, int] = {}
+    for index, access in enumerate(accesses):
+        writer.update(dict.fromkeys(access.writes.items(), index))
+    return writer
 
 
 @dataclass(frozen=True)
@@ -97,16 +118,15 @@ class Flow:
     def of(cls, net: Net) -> Flow:
         accesses, versions = get_accesses(net)
         readers: dict[Versioned, list[int]] = {}
-        for i, a in enumerate(accesses):
-            for blob in a.reads.items():
-                readers.setdefault(blob, []).append(i)
-        writer = {blob: i for i, a in enumerate(accesses) for blob in a.writes.items()}
+        for index, access in enumerate(accesses):
+            for blob in access.reads.items():
+                readers.setdefault(blob, []).append(index)
         return cls(
-            accesses,
-            versions,
-            writer,
-            readers,
-            {(n, versions.get(n, 0)) for n in net.external_outputs},
+            accesses=accesses,
+            versions=versions,
+            writer=_writers(accesses),
+            readers=readers,
+            external=set(versioned(net.external_outputs, versions)),
         )
 
     def overwritten(self, blob: Versioned, removed: Collection[int]) -> int:
@@ -116,20 +136,47 @@ class Flow:
             version += 1
         return self.writer.get((name, version + 1), len(self.accesses))
 
+    def read_by(self, ops: Iterable[int]) -> dict[Versioned, None]:
+        """Returns the versioned blobs that some operators read, each once, in order."""
+        read: dict[Versioned, None] = {}
+        for index in ops:
+            read.update(dict.fromkeys(self.accesses[index].reads.items()))
+        return read
+
+    def written_by(self, ops: Iterable[int]) -> dict[Versioned, None]:
+        """Returns the versioned blobs that some operators write, each once, in order."""
+        written: dict[Versioned, None] = {}
+        for index in ops:
+            written.update(dict.fromkeys(self.accesses[index].writes.items()))
+        return written
+
+    def needed_ops(self, wanted: Iterable[Versioned], given: Collection[Versioned]) -> list[int]:
+        """Returns the operators that `wanted` blobs depend on if `given` ones need none, in order."""
+        return needed_ops([a.reads.items() for a in self.accesses], self.writer, wanted, given)
+
 
 def get_undefined_blobs(ssa: Ssa) -> list[str]:
     """Returns the blobs that are read before any operator writes them, in the order of their first use."""
-    return list(dict.fromkeys(name for read, _ in ssa for name, version in read if version == 0))
+    undefined: dict[str, None] = {}
+    for read, _ in ssa:
+        for name, version in read:
+            if version == 0:
+                undefined[name] = None
+    return list(undefined)
 
 
 def get_output_producers(ssa: Ssa) -> dict[Versioned, int]:
     """Returns the index of the operator that writes each versioned blob."""
-    return {blob: i for i, (_, written) in enumerate(ssa) for blob in written}
+    return {blob: index for blob, (index, _) in get_producer_map(ssa).items()}
 
 
 def get_producer_map(ssa: Ssa) -> dict[Versioned, tuple[int, int]]:
     """Maps each versioned blob to the operator and the output position that write it: `{(name, version): (op, output)}`."""
-    return {blob: (i, j) for i, (_, written) in enumerate(ssa) for j, blob in enumerate(written)}
+    producers: dict[Versioned, tuple[int, int]] = {}
+    for i, (_, written) in enumerate(ssa):
+        for j, blob in enumerate(written):
+            producers[blob] = (i, j)
+    return producers
 
 
 def get_consumer_map(ssa: Ssa) -> dict[Versioned, list[tuple[int, int]]]:
@@ -155,12 +202,11 @@ def get_op_ids_in_path(
             raise NetError(f"blob {name!r} has no version in the net{near(name, blob_versions)}")
         return name, blob_versions[name]
 
-    given = {last(name) for name in inputs}
     return needed_ops(
-        [read for read, _ in ssa],
-        get_output_producers(ssa),
-        [last(name) for name in outputs],
-        given,
+        reads=[read for read, _ in ssa],
+        producers=get_output_producers(ssa),
+        given=set(map(last, inputs)),
+        wanted=list(map(last, outputs)),
     )
 
 
@@ -246,21 +292,33 @@ def get_sub_graph_external_input_output(
     >>> get_sub_graph_external_input_output(net, [1])
     ([('y', 1), ('b', 0)], [('z', 1)])
     """
-    accesses, versions = get_accesses(net)
+    flow = Flow.of(net)
     inside = list(sub_graph_op_indices)
-    for i in inside:
-        if not 0 <= i < len(net.ops):
-            raise NetError(
-                f"net {net.name!r} has {len(net.ops)} operators, #{i} was asked for; count from 0"
-            )
-    written = dict.fromkeys(blob for i in inside for blob in accesses[i].writes.items())
-    read = dict.fromkeys(blob for i in inside for blob in accesses[i].reads.items())
+    for index in inside:
+        check_index(net, index)
+    written = flow.written_by(inside)
+    inputs = [blob for blob in flow.read_by(inside) if blob not in written]
+
     chosen = set(inside)
-    used = {(name, versions.get(name, 0)) for name in net.external_outputs}
-    used.update(blob for i, a in enumerate(accesses) if i not in chosen for blob in a.reads.items())
-    return [blob for blob in read if blob not in written], [
-        blob for blob in written if blob in used
-    ]
+    outputs = []
+    for blob in written:
+        if blob in flow.external or not chosen.issuperset(flow.readers.get(blob, ())):
+            outputs.append(blob)
+    return inputs, outputs
+
+
+def check_index(net: Net, index: int) -> None:
+    """Raises NetError if a net has no operator of this index."""
+    if not 0 <= index < len(net.ops):
+        raise NetError(
+            f"net {net.name!r} has {len(net.ops)} operators, #{index} was asked for; count from 0"
+        )
+
+
+def place_of(net: Net, index: int) -> str:
+    """Returns the words by which an error names an operator of a net."""
+    op = net.ops[index]
+    return describe_op(index, op.type, op.outputs, net.name)
 
 
 def get_external_blob_names(
@@ -287,7 +345,7 @@ def get_external_blob_names(
                 f"net {net.name!r}: its input blob {name!r} is undefined: not written before it is read, and not visible "
                 f"from outside{near(name, scope)}"
             )
-    return inputs, list(dict.fromkeys(o for op in net.ops for o in op.outputs if o in scope))
+    return inputs, [name for name in written_by(net.ops) if name in scope]
 
 
 def extract_sub_net(
@@ -309,28 +367,31 @@ def extract_sub_net(
     """
     inputs = list(inputs)
     outputs = list(outputs)
-    accesses, versions = get_accesses(net)
+    flow = Flow.of(net)
     for blob in (*inputs, *outputs):
-        if blob not in versions:
-            raise NetError(f"net {net.name!r} has no blob {blob!r}{near(blob, versions)}")
-    given = {blob: versions[blob] for blob in inputs}
-    producers = {blob: i for i, a in enumerate(accesses) for blob in a.writes.items()}
-    wanted = [(blob, versions[blob]) for blob in outputs]
-    order = needed_ops([a.reads.items() for a in accesses], producers, wanted, given.items())
-    for i in order:
-        for blob, version in (*accesses[i].reads.items(), *accesses[i].writes.items()):
+        if blob not in flow.versions:
+            raise NetError(f"net {net.name!r} has no blob {blob!r}{near(blob, flow.versions)}")
+
+    given = dict(versioned(inputs, flow.versions))
+    wanted = versioned(outputs, flow.versions)
+    order = flow.needed_ops(wanted, given.items())
+    for index in order:
+        access = flow.accesses[index]
+        for blob, version in (*access.reads.items(), *access.writes.items()):
             if given.get(blob, version) != version:
-                where = describe_op(i, net.ops[i].type, net.ops[i].outputs, net.name)
                 raise NetError(
-                    f"{where} is needed and handles version {version} of {blob!r}, which is given as version "
-                    f"{given[blob]}; rename the versions first (ssa_rewrite)"
+                    f"{place_of(net, index)} is needed and handles version {version} of {blob!r}, which is given as "
+                    f"version {given[blob]}; rename the versions first (ssa_rewrite)"
                 )
-    needed = [blob for i in order for blob in accesses[i].reads.items()] + wanted
-    outside = (blob for blob, version in needed if (blob, version) not in producers)
+
+    external_inputs = dict.fromkeys(inputs)
+    for versioned_blob in (*flow.read_by(order), *wanted):
+        if versioned_blob not in flow.writer:
+            external_inputs[versioned_blob[0]] = None
     return replace(
         net,
         name=net.name if name is None else name,
         ops=tuple(net.ops[i] for i in order),
-        external_inputs=tuple(dict.fromkeys((*inputs, *outside))),
+        external_inputs=tuple(external_inputs),
         external_outputs=tuple(outputs),
     )

@@ -11,29 +11,55 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape as _escape
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from jrnn.errors import printable
 from jrnn.nets.graph.scope import free_names
 from jrnn.nets.ir import Net
 
-_LETTER = 6.6
-_PADDING = 18.0
-_LAYER = 44.0
-_BOX = 24.0
-_MARGIN = 12.0
-_CAPTION = 30.0
+
+class _Pixels(NamedTuple):
+    """The measures of a drawing, in pixels."""
+
+    letter: float = 6.6
+    """The mean width of a letter in a box."""
+    caption_letter: float = 7.5
+    """The mean width of a letter in a caption."""
+    padding: float = 18.0
+    """The width of a box besides its text."""
+    layer: float = 44.0
+    """From the top of a layer to the top of the next one."""
+    box: float = 24.0
+    """The height of a box."""
+    margin: float = 12.0
+    """Around the drawing, and between nets."""
+    caption: float = 30.0
+    """The height of a caption."""
+    gap: float = 14.0
+    """Between boxes of one layer."""
+
+
+class _Limits(NamedTuple):
+    """The limits of the layout, which keep the drawing small."""
+
+    sweeps: int = 6
+    """How often the layers are ordered, down and up in turns."""
+    abreast: int = 4
+    """How many inputs of one operator are placed side by side in a layer."""
+    layers_of_edge: int = 12
+    """An edge over more layers is not drawn: the blob gets a second box above its reader."""
+
+
+_PIXELS = _Pixels()
+_LIMITS = _Limits()
 _INPUT = "#dbe9f6"
 _OUTPUT = "#e2f0d9"
 _PLAIN = "#ffffff"
-_SWEEPS = 6
-_GAP = 14.0
-_ABREAST = 4
-_FAR = 12  # layers; a longer edge is not drawn
 
-Node = tuple[
-    Any, ...
-]  # ("op", index), ("blob", name, version), that with the index of its reader, or ("bend", ...)
+# ("op", index), ("blob", name, version), ("blob", name, version, index of the only reader) or ("bend", edge, layer).
+Node = tuple[Any, ...]
+Edge = tuple[Node, Node]
+Neighbors = Mapping[Node, list[Node]]
 STYLE = (
     "text{font:11px Helvetica,Arial,sans-serif;text-anchor:middle;dominant-baseline:central;fill:#222}"
     ".op rect{fill:#f2f2f2;stroke:#666}.blob rect{stroke:#888}.edge{fill:none;stroke:#999}"
@@ -52,23 +78,26 @@ def to_svg(net: Net, marks: Mapping[str, tuple[str, str]] | None = None) -> str:
     >>> image.count("<rect"), image.count('class="edge"'), "<title>y: wrong</title>" in image
     (3, 2, True)
     """
-    width = 0.0
-    y = _MARGIN
+    margin = _PIXELS.margin
+    content_width = 0.0
+    y = margin
     parts = []
     for k, (caption, shown) in enumerate(_nets(net, net.name or "net")):
         if k:
-            parts.append(
-                f'<text class="caption" x="{_MARGIN}" y="{y + _CAPTION / 2:g}">{escape(caption)}</text>'
-            )
-            y += _CAPTION
-        body, w, h = _drawn(shown, marks or {} if not k else {})
-        parts.append(f'<g transform="translate({_MARGIN:g} {y:g})">{body}</g>')
-        width = max(width, w, len(caption) * 7.5 if k else 0)
-        y = y + h + _MARGIN
-    across = round(width + 2 * _MARGIN)
-    down = round(y)
+            middle = y + _PIXELS.caption / 2
+            text = f'<text class="caption" x="{margin}" y="{middle:g}">{escape(caption)}</text>'
+            parts.append(text)
+            y += _PIXELS.caption
+            content_width = max(content_width, len(caption) * _PIXELS.caption_letter)
+            marks = None
+        body, net_width, net_height = _draw(shown, marks or {})
+        parts.append(f'<g transform="translate({margin:g} {y:g})">{body}</g>')
+        content_width = max(content_width, net_width)
+        y = y + net_height + margin
+    width = round(content_width + 2 * margin)
+    height = round(y)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{across}" height="{down}" viewBox="0 0 {across} {down}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
         f"<style>{STYLE}</style>{''.join(parts)}</svg>"
     )
 
@@ -79,59 +108,71 @@ def escape(text: str) -> str:
 
 
 def _nets(net: Net, caption: str) -> Iterator[tuple[str, Net]]:
+    """Yields a net and all nets inside it, with captions that say where each is."""
     yield caption, net
     for k, op in enumerate(net.ops):
         for name, sub in op.sub_nets():
             yield from _nets(sub, f"{name} of op #{k} {op.type} in {caption}")
 
 
-def _drawn(net: Net, marks: Mapping[str, tuple[str, str]]) -> tuple[str, float, float]:
+def _draw(net: Net, marks: Mapping[str, tuple[str, str]]) -> tuple[str, float, float]:
     """Returns the body of a drawing with its width and height."""
     versions: dict[str, int] = {}
     labels: dict[Node, str] = {}
-    edges: list[tuple[Node, Node]] = []
+    edges: list[Edge] = []
     for k, op in enumerate(net.ops):
-        read = dict.fromkeys((*op.inputs, *free_names(op)))
-        for name in read:
-            labels.setdefault(("blob", name, versions.setdefault(name, 0)), name)
         here = ("op", k)
+        for name in dict.fromkeys((*op.inputs, *free_names(op))):
+            blob = ("blob", name, versions.setdefault(name, 0))
+            labels.setdefault(blob, name)
+            edges.append((blob, here))
         labels[here] = op.name or op.type
-        edges += [(("blob", name, versions[name]), here) for name in read]
         for name in dict.fromkeys(op.outputs):
             versions[name] = versions.get(name, 0) + 1
-            labels["blob", name, versions[name]] = name
-            edges.append((here, ("blob", name, versions[name])))
+            blob = ("blob", name, versions[name])
+            labels[blob] = name
+            edges.append((here, blob))
+
     labels, edges = _without_far_edges(labels, edges)
-    plan = layout({n: len(text) * _LETTER + _PADDING for n, text in labels.items()}, edges)
-    parts = [_edge(points) for points in plan.edges.values()]
-    for n, text in labels.items():
-        x, layer = plan.places[n]
-        parts.append(
-            _box(n, text, x, layer * _LAYER + _BOX / 2, _filled(net, n, versions, labels, marks))
-        )
-    return "".join(parts), plan.width, (plan.layers - 1) * _LAYER + _BOX
+    plan = layout({node: _box_width(text) for node, text in labels.items()}, edges)
+    parts = list(map(_edge, plan.edges.values()))
+    for node, text in labels.items():
+        x, layer = plan.places[node]
+        look = _look(net, node, versions, labels, marks)
+        parts.append(_box(node, text, x, _middle(layer), look))
+    return "".join(parts), plan.width, (plan.layers - 1) * _PIXELS.layer + _PIXELS.box
+
+
+def _box_width(text: str) -> float:
+    return len(text) * _PIXELS.letter + _PIXELS.padding
+
+
+def _middle(layer: int) -> float:
+    """Returns the y of the middle of a layer's boxes."""
+    return layer * _PIXELS.layer + _PIXELS.box / 2
 
 
 def _without_far_edges(
-    labels: Mapping[Node, str], edges: list[tuple[Node, Node]]
-) -> tuple[dict[Node, str], list[tuple[Node, Node]]]:
+    labels: Mapping[Node, str], edges: list[Edge]
+) -> tuple[dict[Node, str], list[Edge]]:
     """Gives the readers of a blob that is many layers above them a box of their own for it."""
     layer = _layers(list(labels), edges)
-    stubs: dict[Node, dict[Node, str]] = {n: {} for n in labels}
-    kept = []
-    for u, v in edges:
-        if layer[v] - layer[u] > _FAR:
-            again = (*u, v[1])
-            stubs[v][again] = labels[u]
-            kept.append((again, v))
-        else:
-            kept.append((u, v))
-    return {
-        n: text for v, more in stubs.items() for n, text in (*more.items(), (v, labels[v]))
-    }, kept
+    second_boxes: dict[Node, dict[Node, str]] = {}
+    new_edges = []
+    for blob, reader in edges:
+        if layer[reader] - layer[blob] > _LIMITS.layers_of_edge:
+            second_box = (*blob, reader[1])
+            second_boxes.setdefault(reader, {})[second_box] = labels[blob]
+            blob = second_box
+        new_edges.append((blob, reader))
+    new_labels: dict[Node, str] = {}
+    for node, text in labels.items():
+        new_labels.update(second_boxes.get(node, {}))
+        new_labels[node] = text
+    return new_labels, new_edges
 
 
-def _filled(
+def _look(
     net: Net,
     node: Node,
     versions: Mapping[str, int],
@@ -147,26 +188,33 @@ def _filled(
         return marks[name][0], f"{name}: {marks[name][1]}"
     if not version and name in net.external_inputs:
         return _INPUT, name
-    return (_OUTPUT if name in net.external_outputs and version == versions[name] else _PLAIN), name
+    if name in net.external_outputs and version == versions[name]:
+        return _OUTPUT, name
+    return _PLAIN, name
 
 
 def _box(node: Node, text: str, x: float, y: float, look: tuple[str, str]) -> str:
+    """Draws a node, with its center at (x, y); `look` has its fill color and its title."""
     color, title = look
-    width = len(text) * _LETTER + _PADDING
+    width = _box_width(text)
+    height = _PIXELS.box
     fill = f' fill="{color}"' if color else ""
+    radius = 4 if node[0] == "op" else 12
     return (
-        f'<g class="{node[0]}"><title>{escape(title)}</title><rect x="{x - width / 2:.1f}" y="{y - _BOX / 2:g}" '
-        f'width="{width:.1f}" height="{_BOX:g}" rx="{4 if node[0] == "op" else 12}"{fill}/>'
+        f'<g class="{node[0]}"><title>{escape(title)}</title><rect x="{x - width / 2:.1f}" y="{y - height / 2:g}" '
+        f'width="{width:.1f}" height="{height:g}" rx="{radius}"{fill}/>'
         f'<text x="{x:.1f}" y="{y:g}">{escape(text)}</text></g>'
     )
 
 
 def _edge(points: list[tuple[float, int]]) -> str:
     """Draws a smooth line from the lower side of the first box to the upper side of the last."""
-    at = [(x, layer * _LAYER + _BOX / 2) for x, layer in points]
-    at[0], at[-1] = (at[0][0], at[0][1] + _BOX / 2), (at[-1][0], at[-1][1] - _BOX / 2)
-    path = f"M{at[0][0]:.1f} {at[0][1]:g}"
-    for (x0, y0), (x1, y1) in pairwise(at):
+    xs, layers = zip(*points)
+    ys = list(map(_middle, layers))
+    ys[0] += _PIXELS.box / 2
+    ys[-1] -= _PIXELS.box / 2
+    path = f"M{xs[0]:.1f} {ys[0]:g}"
+    for (x0, y0), (x1, y1) in pairwise(zip(xs, ys)):
         middle = (y0 + y1) / 2
         path += f"C{x0:.1f} {middle:g} {x1:.1f} {middle:g} {x1:.1f} {y1:g}"
     return f'<path class="edge" d="{path}"/>'
@@ -177,12 +225,12 @@ class Drawing:
     """The center of each node, as distance and layer; the points of each edge; the total width; the number of layers."""
 
     places: Mapping[Node, tuple[float, int]]
-    edges: Mapping[tuple[Node, Node], list[tuple[float, int]]]
+    edges: Mapping[Edge, list[tuple[float, int]]]
     width: float
     layers: int
 
 
-def layout(widths: Mapping[Node, float], edges: Sequence[tuple[Node, Node]]) -> Drawing:
+def layout(widths: Mapping[Node, float], edges: Sequence[Edge]) -> Drawing:
     """Places the nodes of an acyclic graph; `widths` lists them in an order in which all edges point forward.
 
     >>> a, b, c = ("a",), ("b",), ("c",)
@@ -192,95 +240,111 @@ def layout(widths: Mapping[Node, float], edges: Sequence[tuple[Node, Node]]) -> 
     """
     edges = list(dict.fromkeys(edges))
     layer = _layers(list(widths), edges)
+
+    # An edge over several layers becomes a chain, with a bend in each layer between.
     sizes = dict(widths)
-    chains: dict[tuple[Node, Node], list[Node]] = {}
-    for u, v in edges:
-        bends: list[Node] = [("bend", u, v, k) for k in range(layer[u] + 1, layer[v])]
-        layer.update((b, layer[u] + 1 + k) for k, b in enumerate(bends))
-        sizes.update(dict.fromkeys(bends, 1.0))
-        chains[u, v] = [u, *bends, v]
+    chains: dict[Edge, list[Node]] = {}
+    for start, end in edges:
+        chain: list[Node] = [start]
+        for k in range(layer[start] + 1, layer[end]):
+            bend = ("bend", start, end, k)
+            layer[bend] = k
+            sizes[bend] = 1.0
+            chain.append(bend)
+        chains[start, end] = [*chain, end]
+
     rows: list[list[Node]] = [[] for _ in range(max(layer.values(), default=0) + 1)]
-    for n in sizes:
-        rows[layer[n]].append(n)
-    above: dict[Node, list[Node]] = {n: [] for n in sizes}
-    below: dict[Node, list[Node]] = {n: [] for n in sizes}
+    for node in sizes:
+        rows[layer[node]].append(node)
+    links: list[Edge] = []
     for chain in chains.values():
-        for u, v in pairwise(chain):
-            above[v].append(u)
-            below[u].append(v)
+        links += pairwise(chain)
+    above, below = _neighbors(list(sizes), links)
     _order(rows, above, below)
     x = _centers(rows, sizes, above, below)
-    left = min((x[n] - sizes[n] / 2 for n in x), default=0.0)
-    right = max((x[n] + sizes[n] / 2 for n in x), default=0.0)
-    at = {n: (x[n] - left, layer[n]) for n in x}
-    lines = {edge: [at[n] for n in chain] for edge, chain in chains.items()}
-    return Drawing({n: at[n] for n in widths}, lines, right - left, len(rows))
+
+    left = min((x[node] - sizes[node] / 2 for node in x), default=0.0)
+    right = max((x[node] + sizes[node] / 2 for node in x), default=0.0)
+    places = {node: (x[node] - left, layer[node]) for node in x}
+    return Drawing(
+        places={node: places[node] for node in widths},
+        edges={edge: list(map(places.__getitem__, chain)) for edge, chain in chains.items()},
+        width=right - left,
+        layers=len(rows),
+    )
 
 
-def _layers(nodes: Sequence[Node], edges: Sequence[tuple[Node, Node]]) -> dict[Node, int]:
+def _neighbors(nodes: Sequence[Node], edges: Sequence[Edge]) -> tuple[Neighbors, Neighbors]:
+    """Returns the nodes before each node, and the nodes after it."""
+    before: dict[Node, list[Node]] = {node: [] for node in nodes}
+    after: dict[Node, list[Node]] = {node: [] for node in nodes}
+    for start, end in edges:
+        before[end].append(start)
+        after[start].append(end)
+    return before, after
+
+
+def _layers(nodes: Sequence[Node], edges: Sequence[Edge]) -> dict[Node, int]:
     """Returns the layer of each node, below all nodes before it.
 
     A node without predecessors is moved down to just above its first reader, and a node without successors to just below
-    its writer, at most _ABREAST side by side.
+    its writer, at most `_LIMITS.abreast` side by side.
     """
-    before: dict[Node, list[Node]] = {n: [] for n in nodes}
-    after: dict[Node, list[Node]] = {n: [] for n in nodes}
-    for u, v in edges:
-        before[v].append(u)
-        after[u].append(v)
+    before, after = _neighbors(nodes, edges)
     layer: dict[Node, int] = {}
-    for n in nodes:
-        layer[n] = max((layer[u] + 1 for u in before[n]), default=0)
+    for node in nodes:
+        layer[node] = max((layer[start] + 1 for start in before[node]), default=0)
+
     crowd: dict[tuple[Node, bool], int] = {}
-    for n in nodes:
-        source = not before[n]
-        if source == (not after[n]):
+    for node in nodes:
+        is_source = not before[node]
+        if is_source == (not after[node]):
             continue
-        at = (
-            min(after[n], key=layer.__getitem__)
-            if source
-            else max(before[n], key=layer.__getitem__)
-        )
-        crowd[at, source] = crowd.get((at, source), 0) + 1
-        further = 1 + min((crowd[at, source] - 1) // _ABREAST, _FAR - 2)
-        layer[n] = layer[at] - further if source else layer[at] + further
+        if is_source:
+            nearest = min(after[node], key=layer.__getitem__)
+        else:
+            nearest = max(before[node], key=layer.__getitem__)
+        placed = crowd.get((nearest, is_source), 0)
+        crowd[nearest, is_source] = placed + 1
+        distance = 1 + min(placed // _LIMITS.abreast, _LIMITS.layers_of_edge - 2)
+        layer[node] = layer[nearest] - distance if is_source else layer[nearest] + distance
+
     first = min(layer.values(), default=0)
-    return {n: at - first for n, at in layer.items()}
+    return {node: number - first for node, number in layer.items()}
 
 
-def _order(
-    rows: list[list[Node]], above: Mapping[Node, list[Node]], below: Mapping[Node, list[Node]]
-) -> None:
-    for sweep in range(_SWEEPS):
-        down = sweep % 2 == 0
-        place = {n: i for row in rows for i, n in enumerate(row)}
-        for row in rows[1:] if down else rows[-2::-1]:
-            near = above if down else below
-            wanted = {
-                n: sum(place[m] for m in near[n]) / len(near[n]) if near[n] else place[n]
-                for n in row
-            }
-            row.sort(key=wanted.__getitem__)
-            place.update((n, i) for i, n in enumerate(row))
+def _order(rows: list[list[Node]], above: Neighbors, below: Neighbors) -> None:
+    """Sorts each row by the mean positions of neighbors, in sweeps down and up."""
+    for sweep in range(_LIMITS.sweeps):
+        position: dict[Node, float] = {}
+        for row in rows:
+            position.update(zip(row, range(len(row))))
+        is_down = sweep % 2 == 0
+        for row in rows[1:] if is_down else rows[-2::-1]:
+            row.sort(key=_wanted(row, above if is_down else below, position).__getitem__)
+            position.update(zip(row, range(len(row))))
+
+
+def _wanted(row: list[Node], near: Neighbors, x: Mapping[Node, float]) -> dict[Node, float]:
+    """Returns the mean position of the neighbors of each node in a row; its own if it has none."""
+    wanted = {}
+    for node in row:
+        nodes = near[node] or [node]
+        wanted[node] = sum(map(x.__getitem__, nodes)) / len(nodes)
+    return wanted
 
 
 def _centers(
-    rows: list[list[Node]],
-    sizes: Mapping[Node, float],
-    above: Mapping[Node, list[Node]],
-    below: Mapping[Node, list[Node]],
+    rows: list[list[Node]], sizes: Mapping[Node, float], above: Neighbors, below: Neighbors
 ) -> dict[Node, float]:
+    """Returns the x of the center of each node, near its neighbors as far as there is space."""
     x: dict[Node, float] = {}
     for row in rows:
         _pack(row, sizes, dict.fromkeys(row, 0.0), x)
-    for sweep in range(2 * _SWEEPS):
-        down = sweep % 2 == 0
-        for row in rows if down else rows[::-1]:
-            near = above if down else below
-            wanted = {
-                n: sum(x[m] for m in near[n]) / len(near[n]) if near[n] else x[n] for n in row
-            }
-            _pack(row, sizes, wanted, x)
+    for sweep in range(2 * _LIMITS.sweeps):
+        is_down = sweep % 2 == 0
+        for row in rows if is_down else rows[::-1]:
+            _pack(row, sizes, _wanted(row, above if is_down else below, x), x)
     return x
 
 
@@ -288,18 +352,15 @@ def _pack(
     row: list[Node], sizes: Mapping[Node, float], wanted: Mapping[Node, float], x: dict[Node, float]
 ) -> None:
     """Places the nodes of a row near `wanted` without overlap: at the mean of a pass to the right and one to the left."""
-    right: list[float] = []
-    for n in row:
-        room = (
-            right[-1] + (sizes[n] + sizes[row[len(right) - 1]]) / 2 + _GAP if right else wanted[n]
-        )
-        right.append(max(wanted[n], room))
-    left: list[float] = []
-    for n in reversed(row):
-        room = (
-            left[-1] - (sizes[n] + sizes[row[len(row) - len(left)]]) / 2 - _GAP
-            if left
-            else wanted[n]
-        )
-        left.append(min(wanted[n], room))
-    x.update((n, (a + b) / 2) for n, a, b in zip(row, right, reversed(left)))
+    if not row:
+        return
+    halves = [(sizes[a] + sizes[b]) / 2 for a, b in pairwise(row)]
+
+    right = [wanted[row[0]]]
+    for node, half in zip(row[1:], halves):
+        right.append(max(wanted[node], right[-1] + half + _PIXELS.gap))
+    left = [wanted[row[-1]]]
+    for node, half in zip(row[-2::-1], reversed(halves)):
+        left.append(min(wanted[node], left[-1] - half - _PIXELS.gap))
+    for node, from_left, from_right in zip(row, right, reversed(left)):
+        x[node] = (from_left + from_right) / 2
