@@ -23,7 +23,7 @@ from bisect import bisect_right, insort
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import chain
 
 from jrnn.errors import GradientError, JrnnError, describe_op, near
 from jrnn.nets import registry
@@ -36,15 +36,14 @@ from jrnn.nets.gradient_maker import (
     names_of,
     renamed,
 )
-from jrnn.nets.graph.rename import rename_in_workspace
+from jrnn.nets.graph.rename import new_names, rename_in_workspace
 from jrnn.nets.graph.scope import binds, has_sub_nets, keeps_outputs
 from jrnn.nets.ir import DeviceOption, Net, Op
 
 SUM_TAG = "is_auto_gen_sum_ops:1"  # compat: marks the accumulating sums for Caffe2's memory planner
 
-Place = tuple[
-    int, int
-]  # the position of a gradient operator in `_Pass.ops`, and of one of its outputs
+# The position of a gradient operator in `_Pass.ops`, and of one of its outputs.
+Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -99,10 +98,10 @@ class _Pass:
     def __init__(self, forward: Iterable[Op], net_name: str, external: Iterable[str]) -> None:
         self.forward = list(forward)
         self.net_name = net_name
-        self.ops: list[Op] = []  # the gradient operators so far
-        self.reading: dict[str, list[int]] = defaultdict(
-            list
-        )  # blob -> positions in `ops`, some of them outdated
+
+        # The gradient operators so far, and blob -> positions in `ops` of its readers and writers, some of them outdated.
+        self.ops: list[Op] = []
+        self.reading: dict[str, list[int]] = defaultdict(list)
         self.writing: dict[str, list[int]] = defaultdict(list)
 
         # The versions of blobs in the forward pass.
@@ -110,38 +109,40 @@ class _Pass:
         self.outputs: list[list[Version]] = []
         self.last: dict[str, int] = dict.fromkeys(external, 0)  # blob -> number of its last version
         self.values: dict[Version, _Value] = defaultdict(_Value)
-        self.saved: dict[
-            Version, str
-        ] = {}  # overwritten versions -> their copies, in the order of the first use
+        # Overwritten versions -> their copies, in the order of the first use.
+        self.saved: dict[Version, str] = {}
 
-        # Their gradients, in the order in which they arrive, and the blobs that hold these.
+        # Their gradients, in the order in which they arrive, and blob -> the versions whose gradients it holds.
         self.gradients: dict[Version, Gradient] = {}
-        self.holders: dict[str, set[Version]] = defaultdict(
-            set
-        )  # blob -> the versions whose gradients it holds
+        self.holders: dict[str, set[Version]] = defaultdict(set)
 
-        for k, op in enumerate(self.forward):
-            # Outputs that a branch or loop may leave unchanged count as inputs too, after those that the operator lists.
-            kept = (
-                [n for n in op.outputs if n in self.last and n not in op.inputs]
-                if keeps_outputs(op)
-                else []
-            )
-            self.inputs.append(
-                [Version(n, self.last.setdefault(n, 0)) for n in (*op.inputs, *kept)]
-            )
-            for v in self.inputs[-1]:
-                self.values[v].readers.append(k)
-            versions = []
-            for n in op.outputs:
-                self.last[n] = self.last[n] + 1 if n in self.last else 0
-                versions.append(Version(n, self.last[n]))
-                self.values[versions[-1]].writer = k
-            self.outputs.append(versions)
-        self.taken = set(self.last)  # names that no gradient may have
-        self.numbers: dict[
-            str, int
-        ] = {}  # name -> a number such that `fresh` need not try smaller ones
+        for index, op in enumerate(self.forward):
+            self._number_versions(index, op)
+        # Names that no gradient may have, and name -> a number such that `fresh` need not try smaller ones.
+        self.taken = set(self.last)
+        self.numbers: dict[str, int] = {}
+
+    def _number_versions(self, index: int, op: Op) -> None:
+        """Records the versions that a forward operator reads and writes."""
+        inputs = list(op.inputs)
+        # Outputs that a branch or loop may leave unchanged count as inputs too, after the operator's own.
+        if keeps_outputs(op):
+            inputs += [n for n in op.outputs if n in self.last and n not in op.inputs]
+
+        read = []
+        for name in inputs:
+            version = Version(name, self.last.setdefault(name, 0))
+            self.values[version].readers.append(index)
+            read.append(version)
+        self.inputs.append(read)
+
+        written = []
+        for name in op.outputs:
+            self.last[name] = self.last.get(name, -1) + 1
+            version = Version(name, self.last[name])
+            self.values[version].writer = index
+            written.append(version)
+        self.outputs.append(written)
 
     def fresh(self, name: str) -> str:
         """`name`, or `name_k` if a forward blob or another gradient has that name."""
@@ -149,9 +150,8 @@ class _Pass:
         free = name if k == 0 else f"{name}_{k - 1}"
         while free in self.taken or self.holders.get(free):
             if free in self.taken and self.numbers.get(name, 0) == k:
-                self.numbers[name] = (
-                    k + 1
-                )  # it stays taken, other than a name that a gradient holds
+                # It stays taken, unlike a name that a gradient holds.
+                self.numbers[name] = k + 1
             free = f"{name}_{k}"
             k = k + 1
         self.taken.add(free)
@@ -175,20 +175,22 @@ class _Pass:
 
     def release(self, v: Version) -> None:
         """Frees the names of version `v`'s gradient, which nothing reads any more."""
-        for g in (self.gradients.get(v), *(term.gradient for term in self.values[v].terms)):
-            for name in names_of(g):
-                self.holders[name].discard(v)
+        names = list(names_of(self.gradients.get(v)))
+        for term in self.values[v].terms:
+            names += names_of(term.gradient)
+        for name in names:
+            self.holders[name].discard(v)
 
     def seed(self, ys: Mapping[str, Gradient | None]) -> None:
+        """Adds the gradients at which the pass begins."""
         for y, g in ys.items():
             if y not in self.last:
                 raise GradientError(
                     f"net {self.net_name!r} has no blob {y!r} to differentiate{near(y, self.last)}"
                 )
             v = Version(y, self.last[y])
-            self.values[v].readers.append(
-                len(self.forward)
-            )  # the caller reads y after the last operator
+            # The caller reads y after the last operator.
+            self.values[v].readers.append(len(self.forward))
             if g is None:
                 name = self.fresh(y + "_autogen_grad")
                 self.emit(Op.of(registry.SEED, [y], [name], value=1.0))
@@ -203,13 +205,20 @@ class _Pass:
         op = self.forward[index]
         arriving = [self.gradients.get(v) for v in self.outputs[index]]
         maker = registry.gradient_maker(op.type)
-        if all(g is None for g in arriving) and not (maker and not op.outputs):
-            return  # a ZeroGradient goes on: it has a maker, but no output
+        # A ZeroGradient goes on: it has a maker, but no output.
+        is_zero_gradient = maker is not None and not op.outputs
+        if not is_zero_gradient and all(g is None for g in arriving):
+            return
         answers: dict[int, Gradient] = {}
         emitted: list[Op] = []
         if maker is not None:
             g = GradientMaker(
-                op, self.inputs[index], self.outputs[index], arriving, self.value, self.fresh
+                op=op,
+                inputs=self.inputs[index],
+                outputs=self.outputs[index],
+                arriving=arriving,
+                value=self.value,
+                fresh=self.fresh,
             )
             maker(g)
             g.check_all_used()
@@ -227,38 +236,47 @@ class _Pass:
             )
         for v in self.outputs[index]:
             self.release(v)
-        self._register(index, *self._name(index, emitted, answers))
+        names = self._names_of_tokens(index, emitted, answers)
+        self._register(
+            index=index,
+            emitted=[rename_in_workspace(op, names) for op in emitted],
+            answers={k: renamed(answer, names) for k, answer in answers.items()},
+        )
 
-    def _name(
+    def _names_of_tokens(
         self, index: int, emitted: list[Op], answers: dict[int, Gradient]
-    ) -> tuple[list[Op], dict[int, Gradient]]:
-        """Replaces each token by its usual name, or by a fresh one if a blob of that name is in use."""
+    ) -> dict[str, str]:
+        """The name for each token: its usual name, or a fresh one if a blob of that name is in use."""
+        answered = {*chain.from_iterable(map(names_of, answers.values()))}
+        first_writer: dict[str, int] = {}
+        last_reader: dict[str, int] = {}
+        for position, op in enumerate(emitted):
+            last_reader.update(dict.fromkeys(op.inputs, position))
+            for name in op.outputs:
+                first_writer.setdefault(name, position)
+
         names: dict[str, str] = {}
-        answered = {name for answer in answers.values() for name in names_of(answer)}
-        writer = {name: k for k, op in reversed(list(enumerate(emitted))) for name in op.outputs}
-        reader = {name: k for k, op in enumerate(emitted) for name in op.inputs}  # the last one
-        nesting = [op for op in emitted if has_sub_nets(op)]
         for k, answer in answers.items():
-            v = self.inputs[index][k]
             for token in names_of(answer):
-                if isinstance(token, Token):
-                    usual = token.usual
-                    # It is the gradient of another input, because a maker passed it through, or an operator of this maker
-                    # still reads it.
-                    in_use = usual in answered or reader.get(usual, -1) > writer[token]
-                    in_use = in_use or any(binds(op, usual, token) for op in nesting)
-                    names[token] = self._free_name(usual, v, in_use)
-        emitted = [rename_in_workspace(op, names) for op in emitted]
-        return emitted, {k: renamed(a, names) for k, a in answers.items()}
+                if not isinstance(token, Token):
+                    continue
+                usual = token.usual
+                # It is the gradient of another input, because a maker passed it through, or an operator of this maker
+                # still reads it.
+                in_use = usual in answered or last_reader.get(usual, -1) > first_writer[token]
+                in_use = in_use or any(
+                    has_sub_nets(op) and binds(op, usual, token) for op in emitted
+                )
+                names[token] = self._free_name(usual, self.inputs[index][k], in_use)
+        return names
 
     def _free_name(self, usual: str, v: Version, in_use: bool) -> str:
         """The name of a gradient of `v`; `in_use` says whether the operators of its maker exclude the usual name."""
         if self.values[v].given == usual:
             return self.fresh(usual + "_accum")  # compat: the name that Caffe2's recurrent nets use
         in_use |= usual in self.taken or not self.holders[usual] <= {v}
-        in_use |= (
-            usual in self.values[v].passed
-        )  # a term of the same sum that a maker passed through
+        # Or it is a term of the same sum that a maker passed through.
+        in_use |= usual in self.values[v].passed
         return self.fresh(usual + "_auto") if in_use else usual
 
     def _register(self, index: int, emitted: list[Op], answers: dict[int, Gradient]) -> None:
@@ -270,11 +288,16 @@ class _Pass:
             self.emit(op)
         for k in sorted(answers):
             # The gradient of Mul(x, x) writes two terms under one name. Each input takes one, and `_rename` renames it.
-            queues = [written[n] for n in names_of(answers[k])]
-            places = tuple(q.popleft() if len(q) > 1 else next(iter(q), None) for q in queues)
-            self._add(self.inputs[index][k], _Term(answers[k], places))
+            places: list[Place | None] = []
+            for name in names_of(answers[k]):
+                queue = written[name]
+                places.append(queue[0] if queue else None)
+                if len(queue) > 1:
+                    queue.popleft()
+            self._add(self.inputs[index][k], _Term(answers[k], tuple(places)))
 
     def _add(self, v: Version, term: _Term) -> None:
+        """Adds a term to the gradient of a version of a blob."""
         value = self.values[v]
         value.terms.append(term)
         self.gradients[v] = term.gradient
@@ -290,41 +313,45 @@ class _Pass:
             terms = self.values[v].terms
             if value.readers[0] != index or len(terms) < 2:
                 continue
-            sparse = [isinstance(t.gradient, GradientSlice) for t in terms]
-            if any(sparse) and not all(sparse):
+            is_sparse = [isinstance(term.gradient, GradientSlice) for term in terms]
+            if any(is_sparse) and not all(is_sparse):
                 raise GradientError(
                     f"gradients of {v.name!r} are partly sparse and partly dense, and cannot be added; give every Gather of "
                     f"{v.name!r} dense_gradient=1"
                 )
             self.release(v)
-            g = self._concatenate(v, terms) if all(sparse) else self._sum(v, terms)
+            add = self._concatenate if all(is_sparse) else self._sum
+            total = add(v, terms)
             value.terms = []
             value.passed = set()
-            self._add(v, _Term(g, (None,) * len(names_of(g))))
+            self._add(v, _Term(total, (None,) * len(names_of(total))))
 
     def _base_name(self, v: Version, terms: list[_Term]) -> str:
         """The name of a total, as Caffe2 chooses it: that of the first term that a gradient operator writes."""
         given = self.values[v].given
         if given == v.name + "_grad":
             return given
-        for t in terms:
-            for name, place in zip(names_of(t.gradient), t.places):
-                if place is not None:
-                    return (
-                        name.removesuffix("_indices").removesuffix("_values")
-                        if len(t.places) == 2
-                        else name
-                    )
+        for term in terms:
+            for name, place in zip(names_of(term.gradient), term.places):
+                if place is None:
+                    continue
+                if isinstance(term.gradient, GradientSlice):
+                    name = name.removesuffix("_indices").removesuffix("_values")
+                return name
         return self.fresh(v.name + "_grad")
 
     def _split(self, terms: list[_Term], which: int, kept: int) -> list[str]:
         """Renames blob `which` of each term that a gradient operator writes, except for the first `kept`. Returns all."""
-        names = [names_of(t.gradient)[which] for t in terms]
-        written = [
-            (k, place) for k, t in enumerate(terms) if (place := t.places[which]) is not None
-        ]
-        for count, (k, place) in enumerate(written[kept:]):
-            names[k] = self._rename(place, count)
+        names = []
+        count = -kept
+        for term in terms:
+            name = names_of(term.gradient)[which]
+            place = term.places[which]
+            if place is not None:
+                if count >= 0:
+                    name = self._rename(place, count)
+                count += 1
+            names.append(name)
         return names
 
     def _rename(self, place: Place, count: int) -> str:
@@ -333,30 +360,32 @@ class _Pass:
         op = self.ops[k]
         old = op.outputs[j]
         name = self.fresh(f"_{old}_autosplit_{count}")
-        self.taken.discard(
-            name
-        )  # compat: other versions of the blob get this name too, after this sum has read it
+        # compat: other versions of the blob get this name too, after this sum has read it
+        self.taken.discard(name)
         self.numbers.pop(f"_{old}_autosplit_{count}", None)
-        self.ops[k] = rename_in_workspace(
-            replace(op, outputs=(*op.outputs[:j], name, *op.outputs[j + 1 :])),
-            {old: name},
-            top=False,
-        )
+        outputs = list(op.outputs)
+        outputs[j] = name
+        op = replace(op, outputs=tuple(outputs))
+        self.ops[k] = rename_in_workspace(op, {old: name}, top=False)
         insort(self.writing[name], k)
+
         # Operators of the same maker may read what it wrote, until the blob is overwritten.
-        writes, reads = (
-            places[old][bisect_right(places[old], k) :] for places in (self.writing, self.reading)
-        )
-        last = next((after for after in writes if old in self.ops[after].outputs), len(self.ops))
-        for after in takewhile(lambda after: after <= last, reads):
+        for after in _after(self.writing[old], k):
+            if old in self.ops[after].outputs:
+                last = after
+                break
+        else:
+            last = len(self.ops)
+        for after in _after(self.reading[old], k):
+            if after > last:
+                break
             reader = self.ops[after]
-            self.ops[after] = replace(
-                reader, inputs=tuple(name if n == old else n for n in reader.inputs)
-            )
+            self.ops[after] = replace(reader, inputs=new_names(reader.inputs, {old: name}))
             insort(self.reading[name], after)
         return name
 
     def _sum(self, v: Version, terms: list[_Term]) -> str:
+        """Adds dense gradients."""
         base = self._base_name(v, terms)
         names = self._split(terms, 0, kept=1)
         if base in names:
@@ -367,26 +396,23 @@ class _Pass:
         return base
 
     def _concatenate(self, v: Version, terms: list[_Term]) -> GradientSlice:
+        """Adds sparse gradients: the indices and the values of all terms, one after the other."""
         base = self._base_name(v, terms)
-        joined = []
-        for which, kind in enumerate(("indices", "values")):
-            name = f"{base}_{kind}_concat"
-            joining = Op.of(
-                registry.CONCATENATE,
-                self._split(terms, which, kept=0),
-                [name, name + "_split"],
-                axis=0,
-            )
-            self.emit(self._tagged(joining, terms))
-            joined.append(name)
-        return GradientSlice(*joined)
+        total = GradientSlice(f"{base}_indices_concat", f"{base}_values_concat")
+        for which, name in enumerate(total):
+            parts = self._split(terms, which, kept=0)
+            concat = Op.of(registry.CONCATENATE, parts, [name, name + "_split"], axis=0)
+            self.emit(self._tagged(concat, terms))
+        return total
 
     def _tagged(self, op: Op, terms: list[_Term]) -> Op:
         """An accumulating operator on the device of the first term, marked as Caffe2 marks it."""
-        places = (place for t in terms for place in t.places if place)
-        device = next((self.ops[k].device_option for k, _ in places), None) or DeviceOption()
-        extra = (*(i for i in device.extra_info if i != SUM_TAG), SUM_TAG)
-        return replace(op, device_option=replace(device, extra_info=extra))
+        places = filter(None, chain.from_iterable(term.places for term in terms))
+        first = next(places, None)
+        device = None if first is None else self.ops[first[0]].device_option
+        device = device or DeviceOption()
+        extra = [info for info in device.extra_info if info != SUM_TAG]
+        return replace(op, device_option=replace(device, extra_info=(*extra, SUM_TAG)))
 
     def forward_with_saves(self) -> tuple[Op, ...]:
         """The forward operators, with a copy of each overwritten value that the backward pass reads."""
@@ -395,7 +421,15 @@ class _Pass:
             overwriter = self.values[Version(v.name, v.number + 1)].writer
             assert overwriter is not None
             before[overwriter].append(Op.of(registry.SAVE, [v.name], [name]))
-        return tuple(o for k, op in enumerate(self.forward) for o in (*before[k], op))
+        ops: list[Op] = []
+        for index, op in enumerate(self.forward):
+            ops += (*before[index], op)
+        return tuple(ops)
+
+
+def _after(positions: list[int], position: int) -> list[int]:
+    """The positions of a sorted list that are greater than `position`."""
+    return positions[bisect_right(positions, position) :]
 
 
 def backward_pass(
@@ -432,9 +466,7 @@ def backward_pass(
                 describe_op(index, op.type, op.outputs, net_name), op.outputs
             ) from e.__cause__
     gradients: dict[str, Gradient] = {}
-    for v in sorted(
-        state.gradients, key=lambda v: -v.number
-    ):  # the first version of a blob comes last and stays
+    for v in sorted(state.gradients, key=lambda v: -v.number):
         overwrites_external = v.number > 0 and state.values[Version(v.name, 0)].writer is None
         if not overwrites_external:
             gradients[v.name] = state.gradients[v]

@@ -26,7 +26,9 @@ def is_static(x: Any) -> bool:
 
 def as_static(x: Any) -> Any:
     """JAX's integers as numpy's."""
-    return np.asarray(x) if isinstance(x, jax.Array) and x.dtype.kind in "iub" else x
+    if isinstance(x, jax.Array) and x.dtype.kind in "iub":
+        return np.asarray(x)
+    return x
 
 
 def as_blob(name: str, value: Any) -> Any:

@@ -29,7 +29,7 @@ from typing import Any
 from jrnn.errors import JrnnError, NetError, describe_op, near
 from jrnn.nets import registry
 from jrnn.nets.graph.ssa import get_external_blob_names
-from jrnn.nets.ir import Net, Op
+from jrnn.nets.ir import Net, Op, inputs_of
 
 BOOL = 5  # TensorProto.BOOL
 
@@ -67,15 +67,13 @@ class NetBuilder:
         self._ops: list[Op] = []
         self._inputs: dict[str, None] = {}
         self._written: dict[str, None] = {}
-        self._ever_written: set[str] = (
-            set()
-        )  # every name ever written, including those local to a block
+        # Every name ever written, including names that are local to a block.
+        self._ever_written: set[str] = set()
         self._params: dict[str, Param] = parent._params if parent else {}
         self._counts: dict[str, int] = {}
         self._loop: _OpenLoop | None = None  # while the innermost open block is a while block
-        self._last_if: tuple[Op, int] | None = (
-            None  # the last If, and the number of operators right after it
-        )
+        # The last If, and the number of operators right after it.
+        self._last_if: tuple[Op, int] | None = None
 
     # names
 
@@ -179,23 +177,35 @@ class NetBuilder:
         Returns:
             The name of the output, or a tuple of names unless there is exactly one.
         """
-        inputs = [inputs] if isinstance(inputs, str) else list(inputs)
+        if isinstance(inputs, str):
+            inputs = [inputs]
         if outputs is None:
             outputs = registry.lookup(type).outputs[0]
-        if isinstance(outputs, int):
-            prefixes = [type] if outputs == 1 else [f"{type}_{k}" for k in range(outputs)]
-            names = [self.fresh(prefix) for prefix in prefixes]
+        if outputs == 1:
+            names = [self.fresh(type)]
+        elif isinstance(outputs, int):
+            names = [self.fresh(f"{type}_{k}") for k in range(outputs)]
+        elif isinstance(outputs, str):
+            names = [self.scoped(outputs)]
         else:
-            names = [self.scoped(n) for n in ([outputs] if isinstance(outputs, str) else outputs)]
-        outs = self.add(Op.of(type, inputs, names, **args))
-        return outs[0] if len(outs) == 1 else outs
+            names = list(map(self.scoped, outputs))
+        written = self.add(Op.of(type, inputs, names, **args))
+        return written[0] if len(written) == 1 else written
 
     def __getattr__(self, type: str) -> Callable[..., Any]:
         """`b.FC([x, w, b], "y")` is `b.op("FC", [x, w, b], "y")`, for every registered operator."""
         if not type[:1].isupper():
             raise AttributeError(f"NetBuilder has no attribute {type!r}")
         registry.lookup(type)
-        return lambda inputs=(), outputs=None, **args: self.op(type, inputs, outputs, **args)
+
+        def add_op(
+            inputs: str | Iterable[str] = (),
+            outputs: str | Iterable[str] | int | None = None,
+            **args: Any,
+        ) -> Any:
+            return self.op(type, inputs, outputs, **args)
+
+        return add_op
 
     # control blocks
 
@@ -305,17 +315,22 @@ class NetBuilder:
         """A net of one Do operator, which runs `ops` in a workspace that a CreateScope operator adds here."""
         (scope,) = self.add(Op.of(registry.SCOPE, [], [self.fresh(workspace)]))
         visible = {*self._written, *self._inputs, *self._params}
-        for op in ops:
-            visible.update(n for n in op.inputs if self.defines(n))
+        visible.update(filter(self.defines, inputs_of(ops)))
         net = Net(f"{self.name}/{name}", tuple(ops))
         inputs, outputs = get_external_blob_names(net, visible)
         net = replace(net, external_inputs=tuple(inputs), external_outputs=tuple(outputs))
         outer = [*inputs, *outputs]
-        names = list(
-            dict.fromkeys(outer)
-        )  # a blob that is both read and written is bound once, to its input
-        bound = {"inner_blobs": names, "outer_blobs_idx": [outer.index(n) for n in names]}
-        do = Op.of(registry.DO, [*inputs, scope], [*outputs, scope], net=net, **bound, **args)
+        # A blob that is both read and written is bound once, to its input.
+        inner = list(dict.fromkeys(outer))
+        do = Op.of(
+            registry.DO,
+            [*inputs, scope],
+            [*outputs, scope],
+            net=net,
+            inner_blobs=inner,
+            outer_blobs_idx=list(map(outer.index, inner)),
+            **args,
+        )
         return Net(f"do_{name}_net", (do,), do.inputs, do.outputs)
 
     # results

@@ -103,9 +103,8 @@ class GradientMaker:
     def grad_output(self, k: int) -> str:
         """The gradient that arrives at output `k`, or zeros if there is none. Raises GradientError if it is sparse."""
         name = self.op.outputs[k]
-        if not self.has_grad_output(
-            k
-        ):  # the loss does not depend on this output; Caffe2 raises here
+        if not self.has_grad_output(k):
+            # The loss does not depend on this output; Caffe2 raises here.
             zero = self.temporary(name + "_grad_zero")
             self.emit(registry.SEED, [self.output(k)], [zero], copy_args=False, value=0.0)
             self._grad_outputs[k] = zero

@@ -27,15 +27,15 @@ from jrnn.loops.while_loops.trips import CHECKPOINTED, Trips
 from jrnn.nets import registry
 from jrnn.nets.blobs import as_blob, as_numpy, as_static, is_static, widened
 from jrnn.nets.graph.scope import Workspace, workspace_of
-from jrnn.nets.ir import Net, Op
+from jrnn.nets.ir import Net, Op, written_by
 from jrnn.nets.memory import LARGEST_FILL, check_call, check_results, size_of
 from jrnn.nets.schedule import Schedule, ScheduledOp, schedule
 
 Blobs = dict[str, Any]
-_FEW = 64  # elements; values of so many integers are compared
-RECOMPUTED = (
-    "computed again"  # the name that `checkpoint_name` gives to the blobs in Context.recompute
-)
+# Inputs of up to 64 integers are compared by value, to find out whether a call is known to fit into the memory.
+_MAX_COMPARED_ELEMENTS = 64
+# The name that `checkpoint_name` gives to the blobs in Context.recompute.
+RECOMPUTED = "computed again"
 
 
 @jax.tree_util.register_static
@@ -95,10 +95,9 @@ class Context:
 
     def step(self, timestep: Any, salt: str, recompute: Iterable[str] = ()) -> Context:
         """The context of one step of a recurrent network in this run. `salt` gives each network its own random numbers."""
-        key = None if self.key is None else self._fold(self.key, salt)
         return replace(
             self,
-            key=key,
+            key=self._fold(self.key, salt),
             eager=False,
             timestep=timestep,
             unread=frozenset(),
@@ -112,34 +111,44 @@ class Context:
         """
         seed = None if op.device_option is None else op.device_option.random_seed
         key = self.key
-        if seed is not None:
-            key = jax.random.key(seed) if key is None else jax.random.fold_in(key, seed)
-        return None if key is None else self._fold(key, "|".join((op.type, *op.outputs)))
+        if seed is not None and key is None:
+            key = jax.random.key(seed)
+        elif seed is not None:
+            key = jax.random.fold_in(key, seed)
+        return self._fold(key, "|".join((op.type, *op.outputs)))
 
     def _fold(self, key: Any, salt: str) -> Any:
-        """Folds `salt` into a key, and the timestep if there is one."""
+        """Folds `salt` into a key, and the timestep if there is one; None without a key."""
+        if key is None:
+            return None
         key = jax.random.fold_in(key, zlib.crc32(salt.encode()))
-        return key if self.timestep is None else jax.random.fold_in(key, self.timestep)
+        if self.timestep is None:
+            return key
+        return jax.random.fold_in(key, self.timestep)
 
 
 def _check_given(scheduled: Schedule, env: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
-    for name in (n for n in scheduled.required if n not in env and n not in outer):
-        reader = next(s for s in scheduled.steps if name in s.op.inputs)
-        writer = next(
-            (s for s in scheduled.steps if name in s.op.outputs and s.index >= reader.index), None
-        )
-        if writer is not None:
-            raise NetError(
+    """Raises NetError for a blob that a schedule reads but nobody gives; says whether it is written too late."""
+    for name in scheduled.required:
+        if name not in env and name not in outer:
+            raise NetError(_missing_blob(scheduled, name, env))
+
+
+def _missing_blob(scheduled: Schedule, name: str, env: Iterable[str]) -> str:
+    """The error message for a blob that is read, but neither given nor written before."""
+    known = dict.fromkeys(env)
+    steps = iter(scheduled.steps)
+    for reader in steps:
+        if name in reader.op.inputs:
+            break
+        known.update(dict.fromkeys(reader.op.outputs))
+    for writer in (reader, *steps):
+        if name in writer.op.outputs:
+            return (
                 f"{reader.where}: reads blob {name!r}, which is first written by op #{writer.index} {writer.op.type}; the "
                 f"operators form a cycle or are out of order, or {name!r} must be given"
             )
-        known = [
-            *env,
-            *(o for s in scheduled.steps[: scheduled.steps.index(reader)] for o in s.op.outputs),
-        ]
-        raise NetError(
-            f"{reader.where}: reads blob {name!r}, which no operator writes and which was not given{near(name, known)}"
-        )
+    return f"{reader.where}: reads blob {name!r}, which no operator writes and which was not given{near(name, known)}"
 
 
 def execute(scheduled: Schedule, blobs: Mapping[str, Any], context: Context) -> Blobs:
@@ -167,22 +176,24 @@ def execute(scheduled: Schedule, blobs: Mapping[str, Any], context: Context) -> 
             MemoryError,
             jax.errors.JaxRuntimeError,
         ) as e:
-            given = (
-                ", ".join(f"{n!r} {describe_value(v)}" for n, v in zip(step.op.inputs, inputs))
-                or "none"
-            )
+            described = [f"{n!r} {describe_value(v)}" for n, v in zip(step.op.inputs, inputs)]
             reason = str(e).strip().partition("\n")[0].rstrip(".") or type(e).__name__
-            raise OpError(f"{step.where}: {reason}; inputs: {given}") from e
+            shown = ", ".join(described) or "none"
+            raise OpError(f"{step.where}: {reason}; inputs: {shown}") from e
         assert len(results) >= len(step.op.outputs), f"{step.where}: {len(results)} results"
         for name, result in zip(step.op.outputs, results):
             if context.eager:
-                held += size_of(result) - size_of(env.get(name) if name not in blobs else None)
-            recompute = name in context.recompute and isinstance(result, jax.Array)
-            env[name] = checkpoint_name(result, RECOMPUTED) if recompute else result
+                held += size_of(result)
+            if context.eager and name not in blobs:
+                held -= size_of(env.get(name))
+            if name in context.recompute and isinstance(result, jax.Array):
+                result = checkpoint_name(result, RECOMPUTED)
+            env[name] = result
     return env
 
 
 def _check_not_freed(step: ScheduledOp, inputs: Iterable[Any]) -> None:
+    """Raises NetError if an operator reads a blob after it was freed."""
     for name, value in zip(step.op.inputs, inputs):
         if isinstance(value, Freed) and not step.definition.frees:
             raise NetError(
@@ -193,47 +204,51 @@ def _check_not_freed(step: ScheduledOp, inputs: Iterable[Any]) -> None:
 def _call(
     step: ScheduledOp, inputs: list[Any], env: Blobs, context: Context, held: int
 ) -> tuple[Any, ...]:
-    offered: dict[str, Callable[[], Any]] = {
-        "key": lambda: context.op_key(step.op),
-        "op": lambda: step.op,
-        "context": lambda: replace(context, outer={**context.outer, **env}, unread=step.unread),
-        "wide": lambda: context.options.wide,
-    }
+    """Runs one operator, and returns its outputs; static inputs give static outputs."""
     definition = step.definition
-    kwargs = {**step.kwargs, **{name: offered[name]() for name in definition.reserved}}
+    kwargs = dict(step.kwargs)
+    if "key" in definition.reserved:
+        kwargs["key"] = context.op_key(step.op)
+    if "op" in definition.reserved:
+        kwargs["op"] = step.op
+    if "context" in definition.reserved:
+        outer = {**context.outer, **env}
+        kwargs["context"] = replace(context, outer=outer, unread=step.unread)
+    if "wide" in definition.reserved:
+        kwargs["wide"] = context.options.wide
 
     def forward() -> tuple[Any, ...]:
         results = definition.forward(*inputs, **kwargs)
         return results if isinstance(results, tuple) else (results,)
 
     may_be_static = inputs and not definition.random and "context" not in definition.reserved
-    static = may_be_static and all(map(is_static, inputs))
-    if static:
-        with (
-            jax.ensure_compile_time_eval(),
-            jax.enable_x64(True),
-        ):  # the check too: JAX keeps what it traces
-            _check_memory(step, inputs, kwargs, forward, context, held)
+    if may_be_static and all(map(is_static, inputs)):
+        # The check is in the same context, because JAX caches what it traces.
+        with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+            _check_memory(step, inputs, forward, context, held)
             return tuple(map(as_static, forward()))
+
     if context.eager:
-        _check_memory(step, inputs, kwargs, forward, context, held)
+        _check_memory(step, inputs, forward, context, held)
     with jax.named_scope(step.op.type):
         results = forward()
     if context.eager:
-        jax.block_until_ready(
-            [r for r in results if isinstance(r, jax.Array)]
-        )  # raises here, and not where it is read
+        # An error of the computation is raised here, and not where a result is read.
+        jax.block_until_ready([r for r in results if isinstance(r, jax.Array)])
     elif context.options.max_bytes is not None:
         check_results(results, step.op.outputs, context.options.max_bytes)
     if definition.gradient == "stops":  # as in the backward net that autodiff generates
-        results = tuple(lax.stop_gradient(r) if isinstance(r, jax.Array) else r for r in results)
+        results = tuple(map(_without_gradient, results))
     return tuple(map(widened, results)) if context.options.wide else results
+
+
+def _without_gradient(result: Any) -> Any:
+    return lax.stop_gradient(result) if isinstance(result, jax.Array) else result
 
 
 def _check_memory(
     step: ScheduledOp,
     inputs: list[Any],
-    kwargs: Mapping[str, Any],
     forward: Callable[[], Any],
     context: Context,
     held: int,
@@ -261,13 +276,12 @@ def _call_key(type: str, inputs: list[Any], kwargs: Mapping[str, Any]) -> Any:
     """What the shapes of a call's results depend on; None if it cannot be compared quickly."""
     shapes = []
     for x in inputs:
-        if not isinstance(x, (np.ndarray, jax.Array)) or (
-            x.dtype.kind in "iubOSU" and x.size > _FEW
-        ):
+        if not isinstance(x, (np.ndarray, jax.Array)):
             return None
-        shapes.append(
-            (x.shape, x.dtype, np.asarray(x).tobytes() if x.dtype.kind in "iub" else None)
-        )
+        if x.dtype.kind in "iubOSU" and x.size > _MAX_COMPARED_ELEMENTS:
+            return None
+        integers = np.asarray(x).tobytes() if x.dtype.kind in "iub" else None
+        shapes.append((x.shape, x.dtype, integers))
     key = type, tuple(shapes), tuple(kwargs.items())
     try:
         hash(key)
@@ -318,18 +332,21 @@ def run_net(
         raise NetError(
             f"net {net.name!r}: the blobs are a {type(blobs).__name__}; give a dict of arrays by name"
         )
-    most = available() if max_bytes is None else max_bytes
-    options = LoweringOptions(max_iterations=max_iterations, wide=wide, files=files, max_bytes=most)
+    options = LoweringOptions(
+        max_iterations=max_iterations,
+        wide=wide,
+        files=files,
+        max_bytes=available() if max_bytes is None else max_bytes,
+    )
     with jax.enable_x64(True):
-        given = {name: as_blob(name, value) for name, value in blobs.items()}
-        net = without_sources(net, given if fed is None else fed)
-        env = execute(schedule(net), given, Context(options, key, eager=True))
-        written = dict.fromkeys(o for op in net.ops for o in op.outputs)
-        return {
-            name: jax.tree.map(as_numpy, env[name])
-            for name in written
-            if not isinstance(env[name], Freed)
-        }
+        inputs = {name: as_blob(name, value) for name, value in blobs.items()}
+        net = without_sources(net, inputs if fed is None else fed)
+        env = execute(schedule(net), inputs, Context(options, key, eager=True))
+        results = {}
+        for name in written_by(net.ops):
+            if not isinstance(env[name], Freed):
+                results[name] = jax.tree.map(as_numpy, env[name])
+        return results
 
 
 def to_jax(
@@ -365,21 +382,20 @@ def to_jax(
     """
     everything = outputs is None and not net.external_outputs
     if outputs is None:
-        outputs = net.external_outputs or dict.fromkeys(o for op in net.ops for o in op.outputs)
+        outputs = net.external_outputs or written_by(net.ops)
     wanted = tuple(outputs)
     scheduled = schedule(net, wanted)
 
     def fn(blobs: Mapping[str, Any], *, key: Any = None) -> Blobs:
-        given = {name: as_blob(name, value) for name, value in blobs.items()}
+        inputs = {name: as_blob(name, value) for name, value in blobs.items()}
         most = available() if max_bytes is None else max_bytes
-        env = execute(
-            scheduled, given, Context(LoweringOptions(trips, wide=wide, max_bytes=most), key)
-        )
-        results = {
-            name: env[name] for name in wanted if name in env and not isinstance(env[name], Freed)
-        }
+        options = LoweringOptions(trips, wide=wide, max_bytes=most)
+        env = execute(scheduled, inputs, Context(options, key))
+        results = {}
         for name in wanted:
-            if name not in results and not (everything and name in env):
+            if name in env and not isinstance(env[name], Freed):
+                results[name] = env[name]
+            elif not (everything and name in env):
                 raise NetError(unwritten_output(net, name))
         return results
 
@@ -401,9 +417,10 @@ def without_sources(net: Net, fed: Iterable[str]) -> Net:
 
 def unwritten_output(net: Net, name: str) -> str:
     """The error message for a declared output that has no value."""
-    written = {o: op for op in net.ops for o in op.outputs}
-    if name in written:
-        return f"net {net.name!r} has the output {name!r}, which {written[name].type} has freed; fetch another blob"
+    for op in reversed(net.ops):
+        if name in op.outputs:
+            return f"net {net.name!r} has the output {name!r}, which {op.type} has freed; fetch another blob"
+    written = written_by(net.ops)
     return (
         f"net {net.name!r} declares the output {name!r}, which no operator writes and which was not given"
         f"{near(name, written)}; it writes {', '.join(map(repr, written)) or 'nothing'}"
@@ -425,21 +442,20 @@ def infer_shapes(
     Raises:
         NetError, OpError: as `run_net` does.
     """
-    net = without_sources(net, blobs)  # and without operators that free blobs, which had shapes
-    scheduled = schedule(
-        replace(net, ops=tuple(op for op in net.ops if not registry.frees(op.type)))
-    )
-    concrete = {n: v for n, v in blobs.items() if is_static(v)}
-    abstract = {n: v for n, v in blobs.items() if n not in concrete}
+    net = without_sources(net, blobs)
+    # Operators that free blobs go too: the blobs had shapes.
+    ops = tuple(op for op in net.ops if not registry.frees(op.type))
+    scheduled = schedule(replace(net, ops=ops))
+    concrete = {name: value for name, value in blobs.items() if is_static(value)}
+    abstract = {name: value for name, value in blobs.items() if name not in concrete}
 
-    def run(given: Blobs) -> Blobs:
-        env = execute(scheduled, {**concrete, **given}, Context(LoweringOptions(wide=wide), key))
-        arrays = {n: v for n, v in env.items() if hasattr(v, "dtype")}
-        return {
-            n: v
-            for n, v in arrays.items()
-            if not (isinstance(v, np.ndarray) and v.dtype.kind in "OSU")
-        }
+    def has_shape(value: Any) -> bool:
+        is_text = isinstance(value, np.ndarray) and value.dtype.kind in "OSU"
+        return hasattr(value, "dtype") and not is_text
+
+    def run(inputs: Blobs) -> Blobs:
+        env = execute(scheduled, {**concrete, **inputs}, Context(LoweringOptions(wide=wide), key))
+        return {name: value for name, value in env.items() if has_shape(value)}
 
     with jax.enable_x64(True):
         shapes: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(run, abstract)

@@ -16,7 +16,7 @@ import numpy as np
 from jrnn.errors import OpError
 
 LARGEST_FILL = 2**31  # bytes; a mistyped shape should be an error, not use up the memory
-_LARGEST = 2**63 - 1  # bytes, as XLA counts them
+_LARGEST_OF_XLA = 2**63 - 1  # bytes
 
 
 def size_of(x: Any) -> int:
@@ -29,10 +29,11 @@ def size_of(x: Any) -> int:
     """
     if not hasattr(x, "dtype") or not hasattr(x, "shape"):
         return 0
-    sizes = [
-        d for d in x.shape if isinstance(d, (int, np.integer))
-    ]  # others are JAX's symbolic sizes
-    return math.prod(max(int(d), 1) for d in sizes) * getattr(x.dtype, "itemsize", 8)
+    size: int = getattr(x.dtype, "itemsize", 8)
+    for dimension in x.shape:
+        if isinstance(dimension, (int, np.integer)):  # others are JAX's symbolic sizes
+            size *= max(int(dimension), 1)
+    return size
 
 
 def check_size(shape: Iterable[int], dtype: Any) -> tuple[int, ...]:
@@ -41,11 +42,12 @@ def check_size(shape: Iterable[int], dtype: Any) -> tuple[int, ...]:
     >>> check_size(np.array([2, 3]), np.float32)
     (2, 3)
     """
-    shape = tuple(int(d) for d in shape)
-    if any(d < 0 for d in shape):
+    shape = tuple(map(int, shape))
+    if min(shape, default=0) < 0:
         raise OpError(f"shape {list(shape)} has a negative dimension")
     size = size_of(jax.ShapeDtypeStruct(shape, np.dtype(dtype)))
-    if size > (LARGEST_FILL if math.prod(shape) else _LARGEST):
+    limit = LARGEST_FILL if math.prod(shape) else _LARGEST_OF_XLA
+    if size > limit:
         raise OpError(
             f"shape {list(shape)} takes {size} bytes; an operator fills at most {LARGEST_FILL}"
         )
@@ -64,10 +66,10 @@ def check_results(results: Iterable[Any], names: Iterable[str], limit: int, held
     total = held
     for name, x in zip(names, results):
         size = size_of(x)
-        if size <= _LARGEST and not math.prod(x.shape if size else ()):
+        if 0 < size <= _LARGEST_OF_XLA and not math.prod(x.shape):
             continue  # nothing is stored
         total += size
-        if total > min(limit, _LARGEST):
+        if total > min(limit, _LARGEST_OF_XLA):
             others = f", next to {total - size:,} of other blobs" if total > size else ""
             raise OpError(
                 f"blob {name!r} would be {x.dtype}[{','.join(map(str, x.shape))}], which needs {size:,} bytes{others}; "
@@ -88,9 +90,12 @@ def check_call(fn: Callable[[], Any], names: Iterable[str], limit: int, held: in
         traced = jax.make_jaxpr(fn)().jaxpr
     except Exception:  # the call itself raises it, or needs values and not only shapes
         return 0
-    avals = [v.aval for eqn in traced.eqns for v in eqn.outvars]
     names = list(names)
     check_results([v.aval for v in traced.outvars], names, limit, held)
-    for x in avals:
-        check_results([x], names[:1] or ["(no output)"], limit, held)
-    return max(map(size_of, avals), default=0)
+    name = names[0] if names else "(no output)"
+    largest = 0
+    for eqn in traced.eqns:
+        for var in eqn.outvars:
+            check_results([var.aval], [name], limit, held)
+            largest = max(largest, size_of(var.aval))
+    return largest

@@ -23,7 +23,7 @@ from jrnn.nets.gradient_maker import GradientSlice
 from jrnn.nets.graph.rename import rename_in_op
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.graph.ssa import writers
-from jrnn.nets.ir import Net, Op
+from jrnn.nets.ir import Net, Op, written_by
 from jrnn.nets.lowering import run_net
 from jrnn.nets.ops.recurrent_network import StepWorkspaces
 
@@ -87,57 +87,82 @@ def recurrent_net(
         GradientError: if an operator of the step net has no gradient.
     """
     prefix = scope or b.fresh("recurrent")
-    wires = _Wires.of(step_net, inputs, initial_states, links, prefix, outputs, without_gradient)
-    references = wires.references(timestep)
-    op_inputs = (
-        *dict.fromkeys(blob for _, blob in inputs),
-        *(s.initial for s in wires.states),
-        *references,
+    wires = _Wires.of(
+        step_net=step_net,
+        inputs=inputs,
+        initial_states=initial_states,
+        links=links,
+        prefix=prefix,
+        outputs=outputs,
+        without_gradient=without_gradient,
     )
-    states = [RecurrentState(s.new + "_all", s.new + "_last") for s in wires.states]
-    collected = [RecurrentState(name + "_all") for name in outputs]
-    of_states = [name for s in states for name in (s.all, s.last)]
-    op_outputs = (*of_states, *(c.all for c in collected), prefix + "/step_workspaces")
-    links_forward = [
-        link for s in wires.states for link in ((s.previous, s.slots, 0), (s.new, s.slots, 1))
-    ]
-    links_forward += [
-        (inner, sequence, 0) for inner, sequence in inputs
-    ]  # (blob of the step net, outer blob, offset)
-    links_forward += [(name, c.all, 0) for name, c in zip(outputs, collected)]
+
+    # The arguments of the forward pass. A state has two outputs: `all`, from slot 1 on, and `last`, slot -1.
+    states = []
+    state_outputs: list[str] = []
+    slots = []
+    slots_twice: list[str] = []
+    initial = []
+    links_forward = []  # (blob of the step net, outer blob, offset)
+    for state in wires.states:
+        result = RecurrentState(state.new + "_all", state.new + "_last")
+        states.append(result)
+        state_outputs += (result.all, result.last)
+        slots.append(state.slots)
+        slots_twice += (state.slots, state.slots)
+        initial.append(state.initial)
+        links_forward.append((state.previous, state.slots, 0))
+        links_forward.append((state.new, state.slots, 1))
+    for inner, sequence in inputs:
+        links_forward.append((inner, sequence, 0))
+    collected = []
+    for name in outputs:
+        collected.append(name + "_all")
+        links_forward.append((name, name + "_all", 0))
+    references = wires.references(timestep)
+    op_inputs = (*dict.fromkeys(sequence for _, sequence in inputs), *initial, *references)
+    op_outputs = (*state_outputs, *collected, prefix + "/step_workspaces")
+
+    # The backward step, and the outputs through which gradients flow.
     backward: dict[str, Any] = {}
     step = replace(step_net, type="simple")
     if not forward_only:
-        result = backward_pass(step.ops, {name: name + "_grad" for name in wires.seeds}, step.name)
-        step = replace(step, ops=result.forward)
+        seeds = {name: name + "_grad" for name in wires.seeds}
+        differentiated = backward_pass(step.ops, seeds, step.name)
+        step = replace(step, ops=differentiated.forward)
         recompute = tuple(recompute_blobs_on_backward)
-        backward = _backward_args(step, result, wires, references, op_inputs, set(recompute))
-        passing = outputs_with_grads
-        if passing is None:
-            stops = [
-                s.previous in wires.stopped for s in wires.states for _ in range(2)
-            ]  # twice: all and last
-            passing = [k for k, stop in enumerate(stops) if not stop]
-        passing = (
-            *passing,
-            *(len(of_states) + k for k, name in enumerate(outputs) if name not in wires.stopped),
+        backward = _backward_args(
+            step=step,
+            result=differentiated,
+            wires=wires,
+            references=references,
+            op_inputs=op_inputs,
+            recompute=set(recompute),
         )
-        backward |= {"outputs_with_grads": passing, "recompute_blobs_on_backward": recompute}
+        with_gradients = list(outputs_with_grads or ())
+        if outputs_with_grads is None:
+            for k, state in enumerate(wires.states):
+                if state.previous not in wires.stopped:
+                    with_gradients += (2 * k, 2 * k + 1)
+        for k, name in enumerate(outputs):
+            if name not in wires.stopped:
+                with_gradients.append(len(state_outputs) + k)
+        backward["outputs_with_grads"] = with_gradients
+        backward["recompute_blobs_on_backward"] = recompute
+
     args = {
-        "alias_src": [
-            s.slots for s in wires.states for _ in range(2)
-        ],  # of `all`, from slot 1, and `last`, slot -1
-        "alias_dst": of_states,
+        "alias_src": slots_twice,
+        "alias_dst": state_outputs,
         "alias_offset": [1, -1] * len(states),
-        "recurrent_states": [s.slots for s in wires.states],
-        "initial_recurrent_state_ids": [op_inputs.index(s.initial) for s in wires.states],
+        "recurrent_states": slots,
+        "initial_recurrent_state_ids": list(map(op_inputs.index, initial)),
         **_link_args("link", links_forward),
         "enable_rnn_executor": 1,
         "step_net": step,
         "timestep": timestep or "timestep",
     }
     b.add(Op.of("RecurrentNetwork", op_inputs, op_outputs, **args, **backward))
-    return states + collected
+    return states + list(map(RecurrentState, collected))
 
 
 def unrolled_net(
@@ -164,39 +189,44 @@ def unrolled_net(
         raise NetError(
             f"unrolled net of {step_net.name!r}: steps is {steps}; it must be at least 1"
         )
-    wires = _Wires.of(step_net, inputs, initial_states, links, step_net.name)
-    slices = {
-        inner: b.add(
-            Op.of("Split", [sequence], [f"{sequence}_timestep_{t}" for t in range(steps)], axis=0)
-        )
-        for inner, sequence in inputs
-    }
-    written = dict.fromkeys(o for op in step_net.ops for o in op.outputs)
-    now = {
-        s.previous: s.initial for s in wires.states
-    }  # the blobs that hold the states before step t
-    blobs_of: dict[str, list[str]] = {s.new: [] for s in wires.states}
+    wires = _Wires.of(
+        step_net=step_net,
+        inputs=inputs,
+        initial_states=initial_states,
+        links=links,
+        prefix=step_net.name,
+    )
+    slices: dict[str, tuple[str, ...]] = {}
+    for inner, sequence in inputs:
+        parts = [f"{sequence}_timestep_{t}" for t in range(steps)]
+        slices[inner] = b.add(Op.of("Split", [sequence], parts, axis=0))
+
+    written = written_by(step_net.ops)
+    # The blobs that hold the states before step t, and the blobs of each new state after all steps.
+    now = {state.previous: state.initial for state in wires.states}
+    blobs_of: dict[str, list[str]] = {state.new: [] for state in wires.states}
     for t in range(steps):
         names = {name: f"timestep_{t}/{name}" for name in written} | now
-        names |= {inner: blobs[t] for inner, blobs in slices.items()}
+        for inner, blobs in slices.items():
+            names[inner] = blobs[t]
         if timestep in step_net.external_inputs:
-            index = Op.of(
-                "ConstantFill", [], [f"timestep_{t}/{timestep}"], shape=[1], value=t, dtype=2
-            )
-            names[timestep] = b.add(index)[0]
+            index = f"timestep_{t}/{timestep}"
+            b.add(Op.of("ConstantFill", [], [index], shape=[1], value=t, dtype=2))
+            names[timestep] = index
         for op in step_net.ops:
             b.add(rename_in_op(op, names, names))
-        now = {s.previous: names[s.new] for s in wires.states}
-        for s in wires.states:
-            blobs_of[s.new].append(names[s.new])
-    states = [
-        RecurrentState(
-            b.add(Op.of("Concat", blobs, [f"{new}_concat", f"{new}_concat_info"], axis=0))[0],
-            blobs[-1],
-        )
-        for new, blobs in blobs_of.items()
-    ]
-    for k, name in enumerate(name for s in states for name in (s.all, s.last)):
+        for state in wires.states:
+            now[state.previous] = names[state.new]
+            blobs_of[state.new].append(names[state.new])
+
+    states = []
+    results: list[str] = []
+    for new, parts in blobs_of.items():
+        state_outputs = [f"{new}_concat", f"{new}_concat_info"]
+        b.add(Op.of("Concat", parts, state_outputs, axis=0))
+        states.append(RecurrentState(state_outputs[0], parts[-1]))
+        results += (state_outputs[0], parts[-1])
+    for k, name in enumerate(results):
         if outputs_with_grads is not None and k not in outputs_with_grads:
             b.add(Op.of("ZeroGradient", [name]))
     return states
@@ -219,16 +249,16 @@ def retrieve_step_blobs(
         NetError, OpError: as `run_net` does.
     """
     networks = [op for op in net.ops if op.type == "RecurrentNetwork"]
-    fetchers = tuple(
-        Op.of(FETCHER, [op.outputs[-1]], [f"{prefix}_{k}"], prefix=prefix)
-        for k, op in enumerate(networks, 1)
-    )
-    got = run_net(replace(net, ops=net.ops + fetchers), blobs, key=key)
+    ops = list(net.ops)
+    for k, network in enumerate(networks, 1):
+        ops.append(Op.of(FETCHER, [network.outputs[-1]], [f"{prefix}_{k}"], prefix=prefix))
+    results = run_net(replace(net, ops=tuple(ops)), blobs, key=key)
     values: dict[str, np.ndarray] = {}
-    for op in networks:
-        workspaces = got[op.outputs[-1]]
+    for network in networks:
+        workspaces = results[network.outputs[-1]]
         if isinstance(workspaces, StepWorkspaces):  # networks of old wire versions have none
-            values |= {f"{prefix}_{name}": np.asarray(value) for name, value in workspaces.steps()}
+            for name, value in workspaces.steps():
+                values[f"{prefix}_{name}"] = np.asarray(value)
     return values
 
 
@@ -265,8 +295,8 @@ class _Wires:
             raise NetError(f"{where} has no sequence to run over; give at least one input")
         if not initial_states:
             raise NetError(f"{where} has no state; a net without states needs no loop")
-        written = {o for op in step_net.ops for o in op.outputs}
-        previous = [p for p, _ in initial_states]
+        written = written_by(step_net.ops)
+        previous = [name for name, _ in initial_states]
         for name in previous:
             if name not in links:
                 raise NetError(f"{where}: state {name!r} has no link{near(name, links)}")
@@ -278,43 +308,52 @@ class _Wires:
                     f"{where}: state {name!r} is linked to {new!r}, which the step net does not write{near(new, written)}"
                 )
         for name in outputs:
-            if name not in written or name in links.values():
-                why = (
-                    "is the new value of a state"
-                    if name in written
-                    else f"is not written{near(name, written)}"
-                )
-                raise NetError(f"{where}: output {name!r} of the step net {why}")
+            if name not in written:
+                why = f"is not written{near(name, written)}"
+            elif name in links.values():
+                why = "is the new value of a state"
+            else:
+                continue
+            raise NetError(f"{where}: output {name!r} of the step net {why}")
         stopped = frozenset(without_gradient)
-        choices = [*(inner for inner, _ in inputs), *previous, *outputs]
+        choices = [*dict(inputs), *previous, *outputs]
         for name in sorted(stopped.difference(choices)):
             raise NetError(
                 f"{where}: without_gradient lists {name!r}, which is not an input, previous state or output"
                 f"{near(name, choices)}"
             )
-        states = [
-            _State(p, links[p], initial, f"{prefix}/{p}_states") for p, initial in initial_states
-        ]
-        return cls(step_net, inputs, states, outputs, stopped)
+        states = []
+        for name, initial in initial_states:
+            slots = f"{prefix}/{name}_states"
+            states.append(_State(previous=name, new=links[name], initial=initial, slots=slots))
+        return cls(
+            step_net=step_net, inputs=inputs, states=states, outputs=outputs, stopped=stopped
+        )
 
     @property
     def seeds(self) -> list[str]:
         """Blobs of the step net at which gradients arrive from outside the step."""
-        new = [s.new for s in self.states if s.previous not in self.stopped]
-        return [*new, *(name for name in self.outputs if name not in self.stopped)]
+        seeds = [state.new for state in self.states if state.previous not in self.stopped]
+        seeds += [name for name in self.outputs if name not in self.stopped]
+        return seeds
+
+    @property
+    def own_names(self) -> set[str]:
+        """Blobs of the step net that the operator fills: the step's inputs and the previous states."""
+        return {*dict(self.inputs), *(state.previous for state in self.states)}
 
     def references(self, timestep: str | None) -> tuple[str, ...]:
         """External inputs of the step net that are blobs of the outer net."""
-        own = {*dict(self.inputs), *(s.previous for s in self.states), timestep}
-        read = [n for n in self.step_net.external_inputs if n not in own]
-        others = {*dict(self.inputs).values(), *(s.initial for s in self.states)}
-        clash = [n for n in read if n in others]
-        if clash:
-            raise NetError(
-                f"the step net {self.step_net.name!r} reads the outer blob {clash[0]!r}, which is also a sequence or an "
-                "initial state of the recurrent network; give the step net a copy of it under another name"
-            )
-        return tuple(read)
+        own = {*self.own_names, timestep}
+        references = [name for name in self.step_net.external_inputs if name not in own]
+        others = {*dict(self.inputs).values(), *(state.initial for state in self.states)}
+        for name in references:
+            if name in others:
+                raise NetError(
+                    f"the step net {self.step_net.name!r} reads the outer blob {name!r}, which is also a sequence or an "
+                    "initial state of the recurrent network; give the step net a copy of it under another name"
+                )
+        return tuple(references)
 
 
 def _backward_args(
@@ -330,62 +369,79 @@ def _backward_args(
     for name, gradient in result.gradients.items():
         if not isinstance(gradient, GradientSlice):
             gradients[name] = gradient
-        elif name in {*references, *(s.previous for s in wires.states), *dict(wires.inputs)}:
+        elif name in references or name in wires.own_names:
             raise NetError(
                 f"the gradient of {name!r} in step net {step.name!r} is sparse and cannot be accumulated over time; give "
                 "the operator that reads it dense_gradient=1, or read it outside the recurrent network"
             )
+
+    # The operators of the backward step: the recomputed ones, and then the gradient operators.
     recomputed = [op for op in step.ops if recompute.intersection(op.outputs)]
     for op in recomputed:
-        rest = [o for o in op.outputs if o not in recompute]
+        rest = [name for name in op.outputs if name not in recompute]
         if rest:
             raise NetError(
                 f"{op.type} writes {list(op.outputs)} at once; recompute_blobs_on_backward must also list {rest}"
             )
     ops = (*writers(recomputed, reads(Net(ops=result.ops))), *result.ops)
+
+    # Its external inputs: blobs of the forward step that must be stored, and the arriving gradients.
     undefined = set(reads(Net(ops=ops)))
-    of_states = (name for s in wires.states for name in (s.previous, s.new))
-    own = {*of_states, *dict(wires.inputs), *step.external_inputs}
-    written = dict.fromkeys(o for op in step.ops for o in op.outputs)
-    stored = [
-        n for n in written if n in undefined and n not in own and n not in step.external_outputs
-    ]
-    external = (
-        *stored,
-        *(n + "_grad" for n in wires.seeds),
+    own = {
+        *wires.own_names,
+        *(state.new for state in wires.states),
         *step.external_inputs,
         *step.external_outputs,
-    )
-    computed = {o for op in ops for o in op.outputs}
+    }
+    external: dict[str, None] = {}
+    for name in written_by(step.ops):
+        if name in undefined and name not in own:
+            external[name] = None
+    for name in wires.seeds:
+        external[name + "_grad"] = None
+    external.update(dict.fromkeys((*step.external_inputs, *step.external_outputs)))
+
+    # Its links to blobs of the outer net.
+    computed = written_by(ops)
     links = []
-    for s in wires.states:
-        if s.previous not in wires.stopped:
+    for state in wires.states:
+        if state.previous not in wires.stopped:
             # If nothing reads a state, nothing writes its gradient. The gradient is zero, and its link has no effect.
-            usual = s.previous + "_grad"
-            gradient = usual if usual in computed else gradients.get(s.previous, usual)
-            links += [(s.new + "_grad", s.slots + "_grad", 1), (gradient, s.slots + "_grad", 0)]
+            usual = state.previous + "_grad"
+            state_gradient = usual
+            if usual not in computed:
+                state_gradient = gradients.get(state.previous, usual)
+            links.append((state.new + "_grad", state.slots + "_grad", 1))
+            links.append((state_gradient, state.slots + "_grad", 0))
     for inner, sequence in wires.inputs:
         if inner not in wires.stopped:
             links.append((gradients.get(inner, inner + "_grad"), sequence + "_grad", 0))
-    links += [
-        (name + "_grad", name + "_all_grad", 0)
-        for name in wires.outputs
-        if name not in wires.stopped
-    ]
-    with_gradient = [n for n in references if n in gradients]
+    for name in wires.outputs:
+        if name not in wires.stopped:
+            links.append((name + "_grad", name + "_all_grad", 0))
+
+    params = []
+    param_grads = []
+    for name in references:
+        if name in gradients:
+            params.append(op_inputs.index(name))
+            param_grads.append(gradients[name])
+    backward_step = Net(
+        name="RecurrentBackwardStep", ops=ops, external_inputs=tuple(external), type="simple"
+    )
     return {
-        "param": [op_inputs.index(n) for n in with_gradient],
+        "param": params,
         **_link_args("backward_link", links),
-        "param_grads": [gradients[n] for n in with_gradient],
-        "backward_step_net": Net(
-            "RecurrentBackwardStep", ops, tuple(dict.fromkeys(external)), (), "simple"
-        ),
+        "param_grads": param_grads,
+        "backward_step_net": backward_step,
     }
 
 
-def _link_args(name: str, links: Sequence[tuple[str, str, int]]) -> dict[str, list[Any]]:
+def _link_args(name: str, links: Sequence[tuple[str, str, int]]) -> dict[str, Any]:
     """The arguments for links (blob of the step net, outer blob, offset)."""
+    internal, external, offsets = zip(*links) if links else ((), (), ())
     return {
-        f"{name}_{part}": [link[k] for link in links]
-        for k, part in enumerate(("internal", "external", "offset"))
+        f"{name}_internal": internal,
+        f"{name}_external": external,
+        f"{name}_offset": offsets,
     }

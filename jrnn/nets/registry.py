@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jrnn.errors import OpError, UnknownOperatorError, near
-from jrnn.nets.ir import Message, Net, Numbers, Op
+from jrnn.nets.ir import Arg, Message, Net, Numbers, Op
 
 RESERVED = ("key", "op", "context", "wide")
 
@@ -103,20 +103,9 @@ class OpDef:
 
     def check_arity(self, op: Op) -> None:
         """Raises OpError if `op` has too few or too many inputs or outputs."""
-        for what, given, (least, most) in (
-            ("input", op.inputs, (self.min_inputs, self.max_inputs)),
-            ("output", op.outputs, self.outputs),
-        ):
-            if len(given) < least or (most is not None and len(given) > most):
-                if most is None:
-                    rule = f"at least {least}"
-                else:
-                    rule = str(least) if least == most else f"{least} to {most}"
-                named = f" ({', '.join(self.inputs)})" if what == "input" and self.inputs else ""
-                plural = "" if rule == "1" else "s"
-                raise OpError(
-                    f"takes {rule} {what}{plural}{named}, was given {len(given)}: {list(given)}"
-                )
+        parameters = f" ({', '.join(self.inputs)})" if self.inputs else ""
+        _check_number("input", op.inputs, (self.min_inputs, self.max_inputs), parameters)
+        _check_number("output", op.outputs, self.outputs)
 
     def decode(self, op: Op) -> dict[str, Any]:
         """The keyword arguments for `forward` that `op` gives.
@@ -125,11 +114,11 @@ class OpDef:
             OpError: if an argument has the wrong type, or a required one is absent.
         """
         values = {}
-        given: dict[str, Any] = {}
-        for a in op.args:
-            if given.setdefault(a.name, a) != a:
+        args: dict[str, Arg] = {}
+        for arg in op.args:
+            if args.setdefault(arg.name, arg) != arg:
                 raise OpError(
-                    f"argument {a.name!r} is given twice, with different values; remove one"
+                    f"argument {arg.name!r} is given twice, with different values; remove one"
                 )
         for spec in self.args:
             value = op.arg(spec.name)
@@ -140,18 +129,35 @@ class OpDef:
         return values
 
 
+def _check_number(
+    what: str, blobs: tuple[str, ...], bounds: tuple[int, int | None], parameters: str = ""
+) -> None:
+    """Raises OpError if there are too few or too many inputs or outputs."""
+    least, most = bounds
+    if len(blobs) >= least and (most is None or len(blobs) <= most):
+        return
+    if most is None:
+        rule = f"at least {least}"
+    elif least == most:
+        rule = str(least)
+    else:
+        rule = f"{least} to {most}"
+    plural = "" if rule == "1" else "s"
+    raise OpError(f"takes {rule} {what}{plural}{parameters}, was given {len(blobs)}: {list(blobs)}")
+
+
 def _type_name(annotation: Any) -> str:
-    return (
-        annotation.__name__
-        if isinstance(annotation, type)
-        else str(annotation).replace("typing.", "")
-    )
+    if isinstance(annotation, type):
+        return annotation.__name__
+    return str(annotation).replace("typing.", "")
 
 
 def _decode(spec: ArgSpec, value: Any) -> Any:
     """A value on the wire as the type that the annotation names."""
-    is_union = typing.get_origin(spec.annotation) in (typing.Union, types.UnionType)
-    for kind in typing.get_args(spec.annotation) if is_union else (spec.annotation,):
+    kinds: tuple[Any, ...] = (spec.annotation,)
+    if typing.get_origin(spec.annotation) in (typing.Union, types.UnionType):
+        kinds = typing.get_args(spec.annotation)
+    for kind in kinds:
         decoded = _decode_as(kind, value)
         if decoded is not None:
             return decoded
@@ -160,37 +166,33 @@ def _decode(spec: ArgSpec, value: Any) -> Any:
 
 def _decode_as(kind: Any, value: Any) -> Any:
     """`value` as a `kind`, or None if it is something else."""
-    number = isinstance(value, (int, float))
-    if kind is bool:
-        return bool(value) if number else None
-    if kind is int:
-        return int(value) if number and float(value).is_integer() else None
-    if kind is float:
-        return float(value) if number else None
-    if kind is str:
-        return value.decode(errors="replace") if isinstance(value, bytes) else None
-    if kind is bytes:
-        return value if isinstance(value, bytes) else None
-    if kind in (Net, Message):
-        return value if isinstance(value, kind) else None
-    if kind is np.ndarray:
-        return np.asarray(value) if isinstance(value, (Numbers, tuple)) else None
-    if typing.get_origin(kind) is tuple and isinstance(value, (Numbers, tuple)):
-        of = typing.get_args(kind)[0]
-        items = tuple(_decode_as(of, v) for v in value)
-        return None if any(v is None for v in items) else items
+    is_number = isinstance(value, (int, float))
+    is_list = isinstance(value, (Numbers, tuple))
+    if kind is int and is_number and not float(value).is_integer():
+        return None
+    if kind in (bool, int, float) and is_number:
+        return kind(value)
+    if kind is str and isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if kind in (bytes, Net, Message) and isinstance(value, kind):
+        return value
+    if kind is np.ndarray and is_list:
+        return np.asarray(value)
+    if typing.get_origin(kind) is tuple and is_list:
+        item_kind = typing.get_args(kind)[0]
+        items = tuple(_decode_as(item_kind, item) for item in value)
+        return None if None in items else items
     return None
 
 
-F = TypeVar(
-    "F", bound=Callable[..., Any]
-)  # a decorated function, which registering returns unchanged
+# A decorated function, which registering returns unchanged.
+F = TypeVar("F", bound=Callable[..., Any])
 _OPS: dict[str, OpDef] = {}
 _GRADIENTS: dict[str, tuple[Callable[..., Any], str]] = {}
-_OPERATORS = "jrnn.nets.ops"  # the package whose modules register the operators
-DECLARED = re.compile(
-    r"(?P<type>\w+)\((?P<reads>[\w, *]*)\)( -> (?P<writes>[\w, *]+))?"
-)  # a declared gradient maker
+# The package whose modules register the operators.
+_OPERATORS = "jrnn.nets.ops"
+# A declared gradient maker.
+DECLARED = re.compile(r"(?P<type>\w+)\((?P<reads>[\w, *]*)\)( -> (?P<writes>[\w, *]+))?")
 
 
 def _fill() -> None:
@@ -203,10 +205,12 @@ def _place(fn: Callable[..., Any]) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}"
 
 
-def _annotation(parameter: inspect.Parameter) -> Any:
-    """How to decode an Argument: as its annotation says, or to the type of its default."""
-    default: Any = parameter.default
-    return type(default) if parameter.annotation is parameter.empty else parameter.annotation
+def _arg_spec(parameter: inspect.Parameter) -> ArgSpec:
+    """An Argument, which is decoded as its annotation says, or to the type of its default."""
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        annotation = type(parameter.default)
+    return ArgSpec(parameter.name, annotation, parameter.default)
 
 
 def op(
@@ -237,22 +241,31 @@ def op(
                 f"operator {type!r} is registered twice: at {_OPS[type].where} and at {where}"
             )
         parameters = inspect.signature(fn, eval_str=True).parameters
-        options = [
-            p for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name not in RESERVED
-        ]
-        blobs = [p for p in parameters.values() if p.kind is not p.KEYWORD_ONLY]
-        single = [p for p in blobs if p.kind is not p.VAR_POSITIONAL]
-        inputs = [p.name if p in single else "*" + p.name for p in blobs]
+        inputs: list[str] = []
+        min_inputs = 0
+        max_inputs: int | None = 0
+        args = []
+        for name, parameter in parameters.items():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                inputs.append("*" + name)
+                max_inputs = None
+            elif parameter.kind is not parameter.KEYWORD_ONLY:
+                inputs.append(name)
+                min_inputs += parameter.default is parameter.empty
+                max_inputs = len(inputs)
+            elif name not in RESERVED:
+                args.append(_arg_spec(parameter))
+
         if declared:
             _GRADIENTS[type] = (_maker(declared, inputs), where)
         _OPS[type] = OpDef(
             type=type,
             forward=fn,
             inputs=tuple(inputs),
-            min_inputs=sum(p.default is p.empty for p in single),
-            max_inputs=len(single) if single == blobs else None,
+            min_inputs=min_inputs,
+            max_inputs=max_inputs,
             outputs=outputs if isinstance(outputs, tuple) else (outputs, outputs),
-            args=tuple(ArgSpec(p.name, _annotation(p), p.default) for p in options),
+            args=tuple(args),
             reserved=frozenset(parameters).intersection(RESERVED),
             gradient=None if declared else gradient,
             inplace=types.MappingProxyType(dict(inplace or {})),
@@ -272,23 +285,29 @@ def _maker(declared: re.Match[str], inputs: list[str]) -> Callable[..., None]:
     assert all(n in (*inputs, "*") or re.fullmatch(r"d?y\d*", n) for n in reads), declared[0]
     assert writes == ["*"] or set(writes) <= set(inputs), declared[0]
 
+    def positions(g: Any, name: str) -> list[int]:
+        """The inputs that a name in the declaration stands for; none if an optional one is absent."""
+        given = range(len(g.op.inputs))
+        if name == "*":
+            return list(given)
+        position = inputs.index(name)
+        return [position] if position in given else []
+
     def blobs(g: Any, name: str) -> list[str]:
+        """The blobs that a name in the declaration stands for."""
         if name in inputs or name == "*":
-            return [
-                g.input(k)
-                for k in range(len(g.op.inputs))
-                if name == "*" or k == inputs.index(name)
-            ]
-        place = int(name.lstrip("dy") or 0)
+            return list(map(g.input, positions(g, name)))
+        position = int(name.lstrip("dy") or 0)
         if name.startswith("d"):
-            return [g.grad_output(place)]
-        return [g.output(place)] if place < len(g.op.outputs) else []
+            return [g.grad_output(position)]
+        return [g.output(position)] if position < len(g.op.outputs) else []
 
     def make(g: Any) -> None:
-        places = range(len(g.op.inputs)) if writes == ["*"] else map(inputs.index, writes)
-        g.emit(
-            type, [b for name in reads for b in blobs(g, name)], [g.grad_input(k) for k in places]
-        )
+        read: list[str] = []
+        for name in reads:
+            read += blobs(g, name)
+        written = positions(g, "*") if writes == ["*"] else map(inputs.index, writes)
+        g.emit(type, read, list(map(g.grad_input, written)))
 
     return make
 
@@ -297,12 +316,13 @@ def gradient(*op_types: str) -> Callable[[F], F]:
     """Registers a gradient maker, a function of one `GradientMaker`, for operator types."""
 
     def register(fn: F) -> F:
-        for t in op_types:
-            if t in _GRADIENTS:
+        where = _place(fn)
+        for type in op_types:
+            if type in _GRADIENTS:
                 raise ValueError(
-                    f"gradient of {t!r} is registered twice: at {_GRADIENTS[t][1]} and at {_place(fn)}"
+                    f"gradient of {type!r} is registered twice: at {_GRADIENTS[type][1]} and at {where}"
                 )
-            _GRADIENTS[t] = (fn, _place(fn))
+            _GRADIENTS[type] = (fn, where)
         return fn
 
     return register

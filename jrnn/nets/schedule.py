@@ -14,7 +14,7 @@ from jrnn.errors import JrnnError, NetError, describe_op, near
 from jrnn.nets import registry
 from jrnn.nets.graph.scope import free_names
 from jrnn.nets.graph.ssa import live_ops
-from jrnn.nets.ir import Net, Op
+from jrnn.nets.ir import Net, Op, inputs_of, map_ops, written_by
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,7 @@ def schedule(
     """
     keep: Iterable[int] = range(len(net.ops))
     if outputs is not None:
-        known = {
-            *net.external_inputs,
-            *(name for op in net.ops for name in (*op.inputs, *op.outputs)),
-        }
+        known = {*net.external_inputs, *inputs_of(net.ops), *written_by(net.ops)}
         for name in outputs:
             if name not in known:
                 raise NetError(f"net {net.name!r} has no blob {name!r} to fetch{near(name, known)}")
@@ -70,22 +67,31 @@ def schedule(
             for k, name in enumerate(op.outputs):
                 if name in op.outputs[:k]:
                     raise NetError(f"writes blob {name!r} twice; give each output its own name")
-            steps.append(ScheduledOp(index, op, definition, definition.decode(op), where))
+            kwargs = definition.decode(op)
         except JrnnError as e:
             raise e.at(where) from None
-        required.update((name, None) for name in op.inputs if name not in written)
+        steps.append(
+            ScheduledOp(index=index, op=op, definition=definition, kwargs=kwargs, where=where)
+        )
+        for name in op.inputs:
+            if name not in written:
+                required[name] = None
         written.update(op.outputs)
-    return Schedule(_with_unread(steps, (*(outputs or ()), *read_outside)), tuple(required))
+    read_after = (*(outputs or ()), *read_outside)
+    return Schedule(_with_unread(steps, read_after), tuple(required))
 
 
 def _with_updates(net: Net) -> Net:
     """The net in which operators that change an input in place list it as an output, for `live_ops`."""
 
-    def updated(op: Op) -> tuple[str, ...]:
+    def with_updates(op: Op) -> Op:
         definition = registry.names().get(op.type)
-        return () if definition is None else tuple(op.inputs[k] for k in definition.updates)
+        if definition is None or not definition.updates:
+            return op
+        updated = [op.inputs[k] for k in definition.updates]
+        return replace(op, outputs=(*op.outputs, *updated))
 
-    return replace(net, ops=tuple(replace(op, outputs=op.outputs + updated(op)) for op in net.ops))
+    return map_ops(net, with_updates)
 
 
 def _with_unread(steps: list[ScheduledOp], read_outside: Iterable[str]) -> tuple[ScheduledOp, ...]:
