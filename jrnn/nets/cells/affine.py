@@ -36,7 +36,9 @@ from jrnn.nets.cells.base import (
     before_end,
     ended,
     fully_connected,
+    input_gates,
     refuse_products,
+    split_gates,
 )
 from jrnn.nets.cells.cell_options import LayerOptions, LRUOptions
 from jrnn.nets.recurrent_networks import RecurrentState
@@ -60,7 +62,7 @@ class MinimalFamily(HiddenCell):
     def recompute(self) -> tuple[str, ...]:
         if not self.options.memory_optimization:
             return ()
-        return (*(f"input_t_{gate}" for gate in self.gates), *_ON_THE_WAY)
+        return (*input_gates(self.gates), *_INTERMEDIATE)
 
     def prepare_input(self, b: NetBuilder, x: str) -> str:
         return fully_connected(b, x, "i2h", self.input_size, len(self.gates) * self.hidden_size)
@@ -68,12 +70,7 @@ class MinimalFamily(HiddenCell):
     def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
         refuse_products(at, type(self).__name__)
         (before,) = previous
-        of_input = dict(
-            zip(
-                self.gates,
-                b.op("Split", [at.input], [f"input_t_{gate}" for gate in self.gates], axis=2),
-            )
-        )
+        of_input = split_gates(b, at.input, self.gates)
         share = self.share(b, of_input)
         change = b.op("Sub", [of_input["candidate"], before], "change_t")
         taken = b.op("Mul", [share, change], "change_t_taken")
@@ -103,12 +100,14 @@ class MinLSTMCell(MinimalFamily):
     def share(self, b: NetBuilder, of_input: Mapping[str, str]) -> str:
         parts = []
         for gate in ("forget", "input"):
-            turned = b.op("Negative", [of_input[gate]], f"{gate}_t_negative")
-            parts.append(b.op("Softplus", [turned], f"{gate}_t_softplus"))
-        return b.op("Sigmoid", [b.op("Sub", parts, "update_t_sum")], "update_t")
+            negative = b.op("Negative", [of_input[gate]], f"{gate}_t_negative")
+            parts.append(b.op("Softplus", [negative], f"{gate}_t_softplus"))
+        logit = b.op("Sub", parts, "update_t_sum")
+        return b.op("Sigmoid", [logit], "update_t")
 
 
-_ON_THE_WAY = (
+# Blobs that the backward pass computes again with memory_optimization.
+_INTERMEDIATE = (
     "forget_t_negative",
     "forget_t_softplus",
     "input_t_negative",
@@ -121,7 +120,7 @@ _ON_THE_WAY = (
 
 
 _LRU_OPTIONS = LRUOptions()
-_GOLDEN = (math.sqrt(5) - 1) / 2
+_GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
@@ -147,21 +146,26 @@ class LRUCell(Cell):
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        parts = ("real", "imaginary")
-        return tuple(
-            StateSpec(f"{p}_t_prev", f"{p}_t", f"initial_{p}_state", self.hidden_size)
-            for p in parts
+        return (self._state("real"), self._state("imaginary"))
+
+    def _state(self, part: str) -> StateSpec:
+        return StateSpec(
+            previous=f"{part}_t_prev",
+            new=f"{part}_t",
+            initial=f"initial_{part}_state",
+            size=self.hidden_size,
         )
 
     def before_loop(self, b: NetBuilder, x: str) -> None:
-        turns = [((k + 1) * _GOLDEN) % 1.0 for k in range(self.hidden_size)]
-        decay = self._exp(
-            b, "nu_log", [math.log(-0.5 * math.log(r)) for r in self._squares], "decay"
-        )
+        decays = []
+        phases = []
+        for k, square in enumerate(self._squares):
+            turn = ((k + 1) * _GOLDEN_RATIO) % 1.0
+            decays.append(math.log(-0.5 * math.log(square)))
+            phases.append(math.log(turn * self.options.max_phase))
+        decay = self._exp(b, "nu_log", decays, "decay")
         radius = b.op("Exp", [b.op("Negative", [decay], "log_radius")], "radius")
-        phase = self._exp(
-            b, "theta_log", [math.log(turn * self.options.max_phase) for turn in turns], "phase"
-        )
+        phase = self._exp(b, "theta_log", phases, "phase")
         b.op("Mul", [radius, b.op("Cos", [phase], "phase_cos")], "rotation_real")
         b.op("Mul", [radius, b.op("Sin", [phase], "phase_sin")], "rotation_imaginary")
 
@@ -173,54 +177,60 @@ class LRUCell(Cell):
 
     def _exp(self, b: NetBuilder, name: str, values: list[float], blob: str) -> str:
         """The exponential of a parameter that starts with these values."""
-        return b.op(
-            "Exp", [b.param(name, [self.hidden_size], "GivenTensorFill", values=values)], blob
-        )
+        logarithm = b.param(name, [self.hidden_size], "GivenTensorFill", values=values)
+        return b.op("Exp", [logarithm], blob)
 
     def prepare_input(self, b: NetBuilder, x: str) -> str:
         plain = fully_connected(b, x, "i2h", self.input_size, 2 * self.hidden_size)
-        scale = self._exp(
-            b, "gamma_log", [0.5 * math.log1p(-r) for r in self._squares], "input_scale"
-        )
-        both, _ = b.op(
-            "Concat", [scale, scale], ["input_scales", "_input_scales_concat_dims"], axis=0
-        )
+        scales = [0.5 * math.log1p(-square) for square in self._squares]
+        scale = self._exp(b, "gamma_log", scales, "input_scale")
+        names = ["input_scales", "_input_scales_concat_dims"]
+        both, _ = b.op("Concat", [scale, scale], names, axis=0)
         return b.op("Mul", [plain, both], "i2h_scaled", broadcast=1)
 
     def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
         refuse_products(at, "LRUCell")
-        x = b.op("Split", [at.input], ["input_t_real", "input_t_imaginary"], axis=2)
-        (re, im), (turn_re, turn_im) = (
-            previous,
-            (b.scoped("rotation_real"), b.scoped("rotation_imaginary")),
+        real_input, imaginary_input = b.op(
+            "Split", [at.input], ["input_t_real", "input_t_imaginary"], axis=2
         )
+        real, imaginary = previous
+        real_factor = b.scoped("rotation_real")
+        imaginary_factor = b.scoped("rotation_imaginary")
 
         def product(state: str, factor: str, name: str) -> str:
             return b.op("Mul", [state, factor], name, broadcast=1)
 
-        kept_re = [
-            product(re, turn_re, "real_by_real"),
-            product(im, turn_im, "imaginary_by_imaginary"),
+        # The complex product of the state with lambda, in its two parts.
+        real_by_real = product(real, real_factor, "real_by_real")
+        imaginary_by_imaginary = product(imaginary, imaginary_factor, "imaginary_by_imaginary")
+        imaginary_by_real = product(imaginary, real_factor, "imaginary_by_real")
+        real_by_imaginary = product(real, imaginary_factor, "real_by_imaginary")
+        real_kept = b.op("Sub", [real_by_real, imaginary_by_imaginary], "real_kept")
+        imaginary_kept = b.op("Add", [imaginary_by_real, real_by_imaginary], "imaginary_kept")
+
+        new = [
+            b.op("Add", [real_kept, real_input], before_end(at, "real_t")),
+            b.op("Add", [imaginary_kept, imaginary_input], before_end(at, "imaginary_t")),
         ]
-        kept_im = [
-            product(im, turn_re, "imaginary_by_real"),
-            product(re, turn_im, "real_by_imaginary"),
-        ]
-        kept = [b.op("Sub", kept_re, "real_kept"), b.op("Add", kept_im, "imaginary_kept")]
-        names = ["real_t", "imaginary_t"]
-        new = [b.op("Add", blobs, before_end(at, name)) for *blobs, name in zip(kept, x, names)]
-        return ended(b, at, previous, new, names, self.options.drop_states)
+        return ended(
+            b=b,
+            at=at,
+            previous=previous,
+            new=new,
+            names=["real_t", "imaginary_t"],
+            drop_states=self.options.drop_states,
+        )
 
     def output(self, b: NetBuilder, new: Sequence[str]) -> str:
         return self._mixed(b, new, "output_t")
 
     def output_sequence(self, b: NetBuilder, states: Sequence[RecurrentState]) -> str:
-        return self._mixed(b, [s.all for s in states], "output_all")
+        return self._mixed(b, [state.all for state in states], "output_all")
 
     def _mixed(self, b: NetBuilder, parts: Sequence[str], name: str) -> str:
-        both, _ = b.op(
-            "Concat", list(parts), [f"{name}_parts", f"_{name}_parts_concat_dims"], axis=2
-        )
+        """C_re Re h + C_im Im h + c, from both parts of h."""
+        names = [f"{name}_parts", f"_{name}_parts_concat_dims"]
+        both, _ = b.op("Concat", parts, names, axis=2)
         w = b.param("output_w", [self.hidden_size, 2 * self.hidden_size], "XavierFill")
         bias = b.param("output_b", [self.hidden_size], "ConstantFill", value=0.0)
         return b.op("FC", [both, w, bias], name, axis=2)

@@ -76,16 +76,18 @@ class AttentionCell(Cell):
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        of_decoder = [s.within("decoder") for s in self.decoder.states]
+        specs = [spec.within("decoder") for spec in self.decoder.states]
         k = self.output_index
-        of_decoder[k] = replace(
-            of_decoder[k], previous="hidden_t_external_prev", new="hidden_t_external"
-        )
+        specs[k] = replace(specs[k], previous="hidden_t_external_prev", new="hidden_t_external")
         context = "attention_weighted_encoder_context"
-        specs = [
-            *of_decoder,
-            StateSpec(context + "_t_prev", context, "initial_" + context, self.encoder.size),
-        ]
+        specs.append(
+            StateSpec(
+                previous=context + "_t_prev",
+                new=context,
+                initial="initial_" + context,
+                size=self.encoder.size,
+            )
+        )
         if self.kind == "coverage":
             specs.append(StateSpec("coverage_t_prev", "coverage_t", "initial_coverage", 0))
         return tuple(specs)
@@ -104,12 +106,10 @@ class AttentionCell(Cell):
 
     @property
     def recompute(self) -> tuple[str, ...]:
-        mine = (
-            ("decoder_hidden_encoder_outputs_sum",)
-            if self.memory_optimization and self.kind != "dot"
-            else ()
-        )
-        return (*mine, *(f"decoder/{name}" for name in self.decoder.recompute))
+        names = [f"decoder/{name}" for name in self.decoder.recompute]
+        if self.memory_optimization and self.kind != "dot":
+            names.insert(0, "decoder_hidden_encoder_outputs_sum")
+        return tuple(names)
 
     def prepare_input(self, b: NetBuilder, x: str) -> str:
         with b.scope("decoder"):

@@ -35,8 +35,15 @@ class StateSpec:
     def within(self, scope: str) -> StateSpec:
         """The same state, of a cell under a scope."""
         return StateSpec(
-            f"{scope}/{self.previous}", f"{scope}/{self.new}", f"{scope}/{self.initial}", self.size
+            previous=f"{scope}/{self.previous}",
+            new=f"{scope}/{self.new}",
+            initial=f"{scope}/{self.initial}",
+            size=self.size,
         )
+
+    def learned(self, b: NetBuilder) -> str:
+        """Declares the parameter of the learned initial value, which starts at zero."""
+        return b.param(self.initial, [self.size], "ConstantFill", value=0.0)
 
 
 @dataclass(frozen=True)
@@ -167,42 +174,52 @@ def run_cell(
     specs = cell.states
     with b.scope(scope):
         if initial_states is None:
-            initial_states = [
-                b.param(s.initial, [s.size], "ConstantFill", value=0.0) for s in specs
-            ]
+            initial_states = [spec.learned(b) for spec in specs]
         if len(initial_states) != len(specs):
+            names = ", ".join(spec.previous for spec in specs)
             raise NetError(
-                f"cell {scope!r} has {len(specs)} states ({', '.join(s.previous for s in specs)}), was given "
+                f"cell {scope!r} has {len(specs)} states ({names}), was given "
                 f"{len(initial_states)} initial ones: {list(initial_states)}"
             )
+
+        # What does not depend on the state is computed before the loop.
         if lengths is not None and options.mask_padding:
             x = without_padding(b, x, lengths, "input")
         cell.before_loop(b, x)
         prepared = cell.prepare_input(b, x)
+
+        # The step net.
         step = NetBuilder(scope, parent=b)
         at = StepInputs(step.input(input_t), lengths, step.input(timestep))
-        previous = [step.input(step.scoped(s.previous)) for s in specs]
+        previous = [step.input(step.scoped(spec.previous)) for spec in specs]
         new = cell.step(step, at, previous)
+
+        # The loop, or a copy of the step net for each step.
         common: dict[str, Any] = {
             "step_net": step.build(outputs=new),
             "inputs": [(input_t, prepared)],
-            "initial_states": list(zip(previous, initial_states)),
             "links": dict(zip(previous, new)),
             "timestep": timestep,
             "outputs_with_grads": options.outputs_with_grads,
         }
         if options.unroll_steps is not None:
-            spread = [_for_each_sequence(b, prepared, *each) for each in zip(specs, initial_states)]
-            common["initial_states"] = list(zip(previous, spread))
-            states = unrolled_net(b, **common, steps=options.unroll_steps)
+            broadcast = []
+            for spec, initial in zip(specs, initial_states):
+                broadcast.append(_for_each_sequence(b, prepared, spec, initial))
+            states = unrolled_net(
+                b,
+                **common,
+                initial_states=list(zip(previous, broadcast)),
+                steps=options.unroll_steps,
+            )
         else:
+            recompute = () if options.forward_only else cell.recompute
             states = recurrent_net(
                 b,
                 **common,
+                initial_states=list(zip(previous, initial_states)),
                 scope=b.scoped("")[:-1],
-                recompute_blobs_on_backward=[]
-                if options.forward_only
-                else [step.scoped(n) for n in cell.recompute],
+                recompute_blobs_on_backward=list(map(step.scoped, recompute)),
                 forward_only=options.forward_only,
             )
         return CellRun(cell.output_sequence(b, states), tuple(states))
@@ -211,9 +228,8 @@ def run_cell(
 def _for_each_sequence(b: NetBuilder, x: str, spec: StateSpec, initial: str) -> str:
     """An initial state [H], [N, H] or [1, N, H] as [1, N, H], for a sequence x [T, N, ...]."""
     name = spec.initial + "_spread"
-    batch = b.op(
-        "Slice", [b.op("Shape", [x], name + "_input_shape")], name + "_batch", starts=[1], ends=[2]
-    )
+    input_shape = b.op("Shape", [x], name + "_input_shape")
+    batch = b.op("Slice", [input_shape], name + "_batch", starts=[1], ends=[2])
     one = b.op("GivenTensorInt64Fill", [], name + "_one", shape=[1], values=[1])
     shape, _ = b.op("Concat", [one, batch, one], [name + "_shape", name + "_shape_parts"], axis=0)
     zeros = b.op("ConstantFill", [shape], name + "_zeros", value=0.0, input_as_shape=1)  # [1, N, 1]
@@ -237,6 +253,16 @@ def fully_connected(
     return b.op("FC", [x, w, bias], name, axis=2, **args)
 
 
+def input_gates(gates: Sequence[str]) -> list[str]:
+    """The names of the gates of one step's prepared input."""
+    return [f"input_t_{gate}" for gate in gates]
+
+
+def split_gates(b: NetBuilder, x: str, gates: Sequence[str]) -> dict[str, str]:
+    """The gates of one step's prepared input [1, N, G H], each [1, N, H], by name."""
+    return dict(zip(gates, b.op("Split", [x], input_gates(gates), axis=2)))
+
+
 def dropped(b: NetBuilder, at: StepInputs, hidden: str) -> str:
     """The hidden state for the recurrent products: times the recurrent mask, if there is one."""
     if at.recurrent_mask is None:
@@ -251,9 +277,12 @@ def joined(
     if not at.extra:
         return hidden, size
     name += "_concatenated_input_t"
-    blobs = [hidden, *(blob for blob, _ in at.extra)]
-    blob, _ = b.op("Concat", blobs, [name, f"_{name}_concat_dims"], axis=2)
-    return blob, size + sum(e for _, e in at.extra)
+    blobs = [hidden]
+    for blob, extra_size in at.extra:
+        blobs.append(blob)
+        size += extra_size
+    b.op("Concat", blobs, [name, f"_{name}_concat_dims"], axis=2)
+    return b.scoped(name), size
 
 
 def before_end(at: StepInputs, name: str) -> str:
@@ -275,24 +304,27 @@ def ended(
     """
     if at.lengths is None:
         return list(new)
+
+    def masked(blob: str, mask: str, name: str) -> str:
+        return b.op("Mul", [blob, mask], name, broadcast=1, axis=1)
+
     valid = _mask(b, "GT", at, "valid")
     if drop_states:
-        return [
-            b.op("Mul", [blob, valid], name, broadcast=1, axis=1) for blob, name in zip(new, names)
-        ]
+        return [masked(blob, valid, name) for blob, name in zip(new, names)]
     invalid = _mask(b, "LE", at, "invalid")
     states = []
     for before, blob, name in zip(previous, new, names):
-        alive = b.op("Mul", [blob, valid], name + "_valid", broadcast=1, axis=1)
-        held = b.op("Mul", [before, invalid], name + "_invalid", broadcast=1, axis=1)
-        states.append(b.op("Add", [alive, held], name))
+        running = masked(blob, valid, name + "_valid")
+        finished = masked(before, invalid, name + "_invalid")
+        states.append(b.op("Add", [running, finished], name))
     return states
 
 
 def _mask(b: NetBuilder, comparison: str, at: StepInputs, name: str) -> str:
     """1.0 where the comparison of the lengths with the timestep holds, else 0.0: float [N]."""
     mask = b.op(comparison, [at.lengths, at.timestep], name + "_b", broadcast=1)
-    return b.op("StopGradient", [b.op("Cast", [mask], name, to="float")], name)
+    mask = b.op("Cast", [mask], name, to="float")
+    return b.op("StopGradient", [mask], name)
 
 
 def refuse_products(at: StepInputs, cell: str) -> None:

@@ -17,7 +17,9 @@ from jrnn.nets.cells.base import (
     dropped,
     ended,
     fully_connected,
+    input_gates,
     joined,
+    split_gates,
 )
 from jrnn.nets.cells.cell_options import BasicRNNOptions, GRUOptions
 
@@ -35,18 +37,16 @@ class GRUCell(HiddenCell):
 
     @property
     def recompute(self) -> tuple[str, ...]:
-        return _ON_THE_WAY if self.options.memory_optimization else ()
+        return _INTERMEDIATE if self.options.memory_optimization else ()
 
     def prepare_input(self, b: NetBuilder, x: str) -> str:
         return fully_connected(b, x, "i2h", self.input_size, 3 * self.hidden_size)
 
     def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
         (before,) = previous
-        of_input = dict(
-            zip(GATES, b.op("Split", [at.input], [f"input_t_{gate}" for gate in GATES], axis=2))
-        )
-        kept = dropped(b, at, before)
-        hidden, size = joined(b, at, kept, self.hidden_size)
+        of_input = split_gates(b, at.input, GATES)
+        masked = dropped(b, at, before)
+        hidden, size = joined(b, at, masked, self.hidden_size)
         reset = fully_connected(b, hidden, "reset_gate_t", size, self.hidden_size)
         update = fully_connected(b, hidden, "update_gate_t", size, self.hidden_size)
         reset = b.op("Sum", [reset, of_input["reset"]], "reset_gate_t")
@@ -55,14 +55,13 @@ class GRUCell(HiddenCell):
             output = fully_connected(b, hidden, "output_gate_t", size, self.hidden_size)
             output = b.op("Mul", [opened, output], "output_gate_t_mul")
         else:
-            modified = b.op("Mul", [opened, kept], "modified_hidden_t_prev")
+            modified = b.op("Mul", [opened, masked], "modified_hidden_t_prev")
             hidden, _ = joined(b, at, modified, self.hidden_size, "modified")
             output = fully_connected(b, hidden, "output_gate_t", size, self.hidden_size)
         update = b.op("Sum", [update, of_input["update"]], "update_gate_t")
         output = b.op("Sum", [output, of_input["output"]], "output_gate_t_summed")
-        gates_t, _ = b.op(
-            "Concat", [reset, update, output], ["gates_t", "_gates_t_concat_dims"], axis=2
-        )
+        gates = [reset, update, output]
+        gates_t, _ = b.op("Concat", gates, ["gates_t", "_gates_t_concat_dims"], axis=2)
         lengths = [] if at.lengths is None else [at.lengths]
         new = b.op(
             "GRUUnit",
@@ -74,9 +73,12 @@ class GRUCell(HiddenCell):
         return [new]
 
 
-_ON_THE_WAY = (
-    *(f"input_t_{gate}" for gate in GATES),
-    *(f"{gate}_gate_t" for gate in GATES),
+# Blobs that the backward pass computes again with memory_optimization.
+_INTERMEDIATE = (
+    *input_gates(GATES),
+    "reset_gate_t",
+    "update_gate_t",
+    "output_gate_t",
     "reset_gate_t_sigmoid",
     "modified_hidden_t_prev",
     "modified_concatenated_input_t",
@@ -118,7 +120,6 @@ class BasicRNNCell(HiddenCell):
         gates = fully_connected(b, product, "gates_t", size, self.hidden_size)
         gates = b.op("Sum", [gates, at.input], "gates_t")
         activation = ACTIVATIONS[self.options.activation]
-        new = b.op(
-            activation, [gates], before_end(at, "hidden_t")
-        )  # not overwritten: its gradient reads it
+        # Under a name of its own: its gradient reads it.
+        new = b.op(activation, [gates], before_end(at, "hidden_t"))
         return ended(b, at, previous, [new], ["hidden_t"], self.options.drop_states)

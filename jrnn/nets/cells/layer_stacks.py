@@ -33,8 +33,10 @@ class _Named:
     _made_of_others: ClassVar[tuple[str, ...]] = ()  # fields that are left out
 
     def __iter__(self) -> Iterator[str]:
-        names = (f.name for f in fields(self) if f.name not in self._made_of_others)
-        return (value for name in names if isinstance(value := getattr(self, name), str))
+        for field in fields(self):
+            blob = getattr(self, field.name)
+            if isinstance(blob, str) and field.name not in self._made_of_others:
+                yield blob
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,8 @@ class Layers(Generic[Outputs]):
     @property
     def default_options(self) -> CommonOptions:
         """The options of the cell where none are given."""
-        return next(f.default for f in fields(self.cell) if f.name == "options")
+        options: CommonOptions = self.cell.__dataclass_fields__["options"].default
+        return options
 
     def __call__(
         self,
@@ -182,31 +185,36 @@ class Layers(Generic[Outputs]):
         sizes = [dim_out] if isinstance(dim_out, int) else [plain(size) for size in dim_out]
         if not sizes:
             raise NetError(f"recurrent layers {scope!r}: dim_out is empty; give at least one size")
-        cells = tuple(
-            self.cell(size_in, size, options) for size_in, size in zip([dim_in, *sizes], sizes)
-        )
+        cells = []
+        for size_in, size in zip([dim_in, *sizes], sizes):
+            cells.append(self.cell(size_in, size, options))
         count = len(cells[0].states)
         run = run_cell(
-            cells[0] if isinstance(dim_out, int) else StackedCell(cells),
-            b,
-            x,
-            lengths,
-            initial_states,
+            cell=cells[0] if isinstance(dim_out, int) else StackedCell(tuple(cells)),
+            b=b,
+            x=x,
+            lengths=lengths,
+            initial_states=initial_states,
             scope=scope,
             options=options.run_options(len(cells), 2 * count),
         )
-        layers = tuple(
-            self.layer(*_blobs(run.states[k : k + count])) for k in range(0, len(run.states), count)
-        )
-        whole = {"layers": layers, "output": run.output}
-        return self.outputs(
-            **asdict(layers[-1]),
-            **{f.name: whole[f.name] for f in fields(self.outputs) if f.name in whole},
-        )
+
+        layers = []
+        for first in range(0, len(run.states), count):
+            layers.append(self.layer(*_blobs(run.states[first : first + count])))
+        results: dict[str, Any] = asdict(layers[-1])
+        results["layers"] = tuple(layers)
+        if self.outputs is LRUOutputs:
+            results["output"] = run.output
+        return self.outputs(**results)
 
 
 def _blobs(states: Sequence[RecurrentState]) -> list[str]:
-    return [blob for s in states for blob in (s.all, s.last)]
+    """The outputs of states: all and last of each."""
+    blobs: list[str] = []
+    for state in states:
+        blobs += (state.all, state.last)
+    return blobs
 
 
 BasicRNN = Layers(BasicRNNCell, HiddenLayer, HiddenOutputs)
@@ -253,16 +261,24 @@ def layered_LSTM(
             states = (layers[-1].hidden_last, layers[-1].cell_last)
         elif initial_states is not None:
             states = initial_states[2 * k : 2 * k + 2]
-        chosen = options
+        layer_options = options
         if asked is not None:
             read = {p - 4 * k for p in asked if p // 4 == k}
             if k < len(dim_out) - 1:
                 read |= {0, 1, 3} if chained else {0}
-            chosen = replace(options, outputs_with_grads=tuple(sorted(read)))
-        layers += LSTM(
-            b, x, lengths, states, size_in, size, f"{scope}_layer_{k}" if k else scope, chosen
-        ).layers
-        x = layers[-1].hidden_all
+            layer_options = replace(options, outputs_with_grads=tuple(sorted(read)))
+        outputs = LSTM(
+            b=b,
+            x=x,
+            lengths=lengths,
+            initial_states=states,
+            dim_in=size_in,
+            dim_out=size,
+            scope=f"{scope}_layer_{k}" if k else scope,
+            options=layer_options,
+        )
+        layers += outputs.layers
+        x = outputs.hidden_all
     return LSTMOutputs(**asdict(layers[-1]), layers=tuple(layers))
 
 
@@ -321,21 +337,26 @@ class AttentionLayer:
         ('attend/attention_weighted_encoder_context_all', 6, 'attend/states_and_context_combination')
         """
         cell = AttentionCell(
-            self.cell(dim_in, dim_out, options),
-            encoder,
-            options.kind,
-            options.attention_memory_optimization,
+            decoder=self.cell(dim_in, dim_out, options),
+            encoder=encoder,
+            kind=options.kind,
+            memory_optimization=options.attention_memory_optimization,
         )
-        specs = [s for s in cell.states if s.size]
         with b.scope(scope):
             if initial_states is None:
-                initial_states = [
-                    b.param(s.initial, [s.size], "ConstantFill", value=0.0) for s in specs
-                ]
-            coverage = [cell.initial_coverage(b)] if options.kind == "coverage" else []
-        states = [*initial_states, *coverage]
-        chosen = options.run_options(1, 2 * len(cell.states))
-        run = run_cell(cell, b, x, lengths, states, scope=scope, options=chosen)
+                initial_states = [spec.learned(b) for spec in cell.states if spec.size]
+            states = list(initial_states)
+            if options.kind == "coverage":
+                states.append(cell.initial_coverage(b))
+        run = run_cell(
+            cell=cell,
+            b=b,
+            x=x,
+            lengths=lengths,
+            initial_states=states,
+            scope=scope,
+            options=options.run_options(1, 2 * len(cell.states)),
+        )
         blobs = _blobs(run.states)
         coverage_all, coverage_last = blobs[6:] or (None, None)
         return AttentionOutputs(*blobs[:6], coverage_all, coverage_last, run.output)

@@ -5,13 +5,15 @@ Shapes: T time, N batch, H hidden. With is_test there is no noise; states then h
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar
 
 from jrnn.errors import NetError
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.cells.base import Cell, StateSpec, StepInputs
 from jrnn.nets.ir import Op
 from jrnn.nets.recurrent_networks import RecurrentState
+
+Value = TypeVar("Value")  # anything that each state of a cell has
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class StackedCell(Cell):
                 raise NetError(
                     f"residual layer {i} is not one of the layers 1 to {len(self.cells) - 1}"
                 )
-            below, here = (c.states[c.output_index].size for c in self.cells[i - 1 : i + 1])
+            below, here = map(_output_size, self.cells[i - 1 : i + 1])
             if below != here:
                 raise NetError(
                     f"residual layer {i} has size {here}, the layer below {below}; they must be equal"
@@ -42,22 +44,34 @@ class StackedCell(Cell):
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        return tuple(
-            s.within(f"layer_{i}") for i, cell in enumerate(self.cells) for s in cell.states
-        )
+        states = []
+        for i, cell in enumerate(self.cells):
+            for spec in cell.states:
+                states.append(spec.within(f"layer_{i}"))
+        return tuple(states)
 
-    def _first_state(self, layer: int) -> int:
-        return sum(len(c.states) for c in self.cells[:layer])
+    def _by_layer(self, values: Sequence[Value]) -> list[Sequence[Value]]:
+        """Values of all states, as those of each layer."""
+        layers = []
+        first = 0
+        for cell in self.cells:
+            end = first + len(cell.states)
+            layers.append(values[first:end])
+            first = end
+        return layers
 
     @property
     def output_index(self) -> int:
-        return self._first_state(len(self.cells) - 1) + self.cells[-1].output_index
+        top = self.cells[-1]
+        return len(self.states) - len(top.states) + top.output_index
 
     @property
     def recompute(self) -> tuple[str, ...]:
-        return tuple(
-            f"layer_{i}/{name}" for i, cell in enumerate(self.cells) for name in cell.recompute
-        )
+        names = []
+        for i, cell in enumerate(self.cells):
+            for name in cell.recompute:
+                names.append(f"layer_{i}/{name}")
+        return tuple(names)
 
     def prepare_input(self, b: NetBuilder, x: str) -> str:
         return self.cells[0].prepare_input(b, x)
@@ -70,11 +84,11 @@ class StackedCell(Cell):
     def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
         new: list[str] = []
         below = ""  # the output of the layer below, if there is one
-        for i, cell in enumerate(self.cells):
+        for i, (cell, before) in enumerate(zip(self.cells, self._by_layer(previous))):
             with b.scope(f"layer_{i}"):
                 if below:
                     at = replace(at, input=cell.prepare_input(b, below), extra=())
-                states = cell.step(b, at, previous[len(new) : len(new) + len(cell.states)])
+                states = cell.step(b, at, before)
                 if i < len(self.cells) - 1:
                     output = cell.output(b, states)
                     if i in self.residual:
@@ -84,28 +98,39 @@ class StackedCell(Cell):
         return new
 
     def output(self, b: NetBuilder, new: Sequence[str]) -> str:
-        return self._output(b, new, lambda cell, own: cell.output(b, own), "residual_output")
+        def of_step(cell: Cell, own: Sequence[str]) -> str:
+            return cell.output(b, own)
+
+        return self._output(b, new, of_step, "residual_output")
 
     def output_sequence(self, b: NetBuilder, states: Sequence[RecurrentState]) -> str:
-        return self._output(
-            b, states, lambda cell, own: cell.output_sequence(b, own), "residual_output_sequence"
-        )
+        def of_sequence(cell: Cell, own: Sequence[RecurrentState]) -> str:
+            return cell.output_sequence(b, own)
+
+        return self._output(b, states, of_sequence, "residual_output_sequence")
 
     def _output(
-        self, b: NetBuilder, states: Sequence[Any], output_of: Callable[[Cell, Any], str], name: str
+        self,
+        b: NetBuilder,
+        states: Sequence[Value],
+        output_of: Callable[[Cell, Sequence[Value]], str],
+        name: str,
     ) -> str:
-        """The output of the top layer, plus those of the layers below it that residual connections add."""
+        """The output of the top layer, plus the outputs of layers below it that residual connections add."""
         lowest = len(self.cells) - 1
         while lowest in self.residual:
             lowest -= 1
         outputs = []
+        by_layer = self._by_layer(states)
         for i in range(lowest, len(self.cells)):
             with b.scope(f"layer_{i}"):
-                start = self._first_state(i)
-                outputs.append(
-                    output_of(self.cells[i], states[start : start + len(self.cells[i].states)])
-                )
+                outputs.append(output_of(self.cells[i], by_layer[i]))
         return outputs[0] if len(outputs) == 1 else b.op("Sum", outputs, name)
+
+
+def _output_size(cell: Cell) -> int:
+    """The size of the state that is a cell's output."""
+    return cell.states[cell.output_index].size
 
 
 @dataclass(frozen=True)
@@ -161,9 +186,8 @@ class DropoutCell(WrappedCell):
 
     def _dropout(self, b: NetBuilder, blob: str) -> str:
         names = [blob + "_dropped", blob + "_dropped_mask"]
-        return b.add(Op.of("Dropout", [blob], names, ratio=self.ratio, is_test=int(self.is_test)))[
-            0
-        ]
+        b.add(Op.of("Dropout", [blob], names, ratio=self.ratio, is_test=int(self.is_test)))
+        return names[0]
 
 
 @dataclass(frozen=True)
@@ -180,17 +204,13 @@ class RecurrentDropoutCell(WrappedCell):
         super().before_loop(b, x)
         if self.is_test:
             return
-        size = self.states[self.output_index].size
-        batch = b.op(
-            "Slice", [b.op("Shape", [x], "input_shape")], "batch_size", starts=[1], ends=[2]
-        )
-        one, hidden = (
-            b.op("GivenTensorInt64Fill", [], name, shape=[1], values=[n])
-            for name, n in (("one_step", 1), ("hidden_size", size))
-        )
-        shape, _ = b.op(
-            "Concat", [one, batch, hidden], ["recurrent_mask_shape", "recurrent_mask_parts"], axis=0
-        )
+        size = _output_size(self)
+        input_shape = b.op("Shape", [x], "input_shape")
+        batch = b.op("Slice", [input_shape], "batch_size", starts=[1], ends=[2])
+        one = b.op("GivenTensorInt64Fill", [], "one_step", shape=[1], values=[1])
+        hidden = b.op("GivenTensorInt64Fill", [], "hidden_size", shape=[1], values=[size])
+        names = ["recurrent_mask_shape", "recurrent_mask_parts"]
+        shape, _ = b.op("Concat", [one, batch, hidden], names, axis=0)
         ones = b.op("ConstantFill", [shape], "recurrent_ones", value=1.0, input_as_shape=1)
         b.op("Dropout", [ones], ["recurrent_mask", "recurrent_kept"], ratio=self.ratio, is_test=0)
 
@@ -213,7 +233,7 @@ class ZoneoutCell(WrappedCell):
 
     def __post_init__(self):
         if len(self.ratios) != len(self.cell.states):
-            names = ", ".join(s.new for s in self.cell.states)
+            names = ", ".join(spec.new for spec in self.cell.states)
             raise NetError(
                 f"zoneout needs one ratio for each state ({names}), was given {list(self.ratios)}"
             )
@@ -224,17 +244,19 @@ class ZoneoutCell(WrappedCell):
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        return tuple(
-            replace(s, new=s.new + "_zoneout") if r else s
-            for s, r in zip(self.cell.states, self.ratios)
-        )
+        states = []
+        for spec, ratio in zip(self.cell.states, self.ratios):
+            if ratio:
+                spec = replace(spec, new=spec.new + "_zoneout")
+            states.append(spec)
+        return tuple(states)
 
     def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
-        new = self.cell.step(b, at, previous)
-        return [
-            self._zoneout(b, *each) if each[-1] else each[1]
-            for each in zip(previous, new, self.ratios)
-        ]
+        states = self.cell.step(b, at, previous)
+        for k, ratio in enumerate(self.ratios):
+            if ratio:
+                states[k] = self._zoneout(b, previous[k], states[k], ratio)
+        return states
 
     def _zoneout(self, b: NetBuilder, before: str, new: str, ratio: float) -> str:
         """before + m (new - before), where m is 0 with probability `ratio`, else 1; with is_test, its expectation."""
@@ -246,4 +268,5 @@ class ZoneoutCell(WrappedCell):
         names = [named("_change_scaled"), named("_mask")]
         b.add(Op.of("Dropout", [named("_change")], names, ratio=ratio, is_test=int(self.is_test)))
         b.add(Op.of("Scale", [names[0]], [named("_step")], scale=1 - ratio))
-        return b.add(Op.of("Add", [before, named("_step")], [named("")]))[0]
+        b.add(Op.of("Add", [before, named("_step")], [named("")]))
+        return named("")
