@@ -16,8 +16,21 @@ import numpy as np
 
 from jrnn.errors import JrnnError, PlanError, near, printable
 from jrnn.nets.graph.scope import reads
-from jrnn.nets.ir import ExecutionStep, Net, Plan
+from jrnn.nets.ir import ExecutionStep, Net, Plan, written_by
 from jrnn.nets.lowering import Freed, run_net, without_sources
+
+# The fields of a step that `show_steps` prints, in order.
+_SHOWN_FIELDS = (
+    "num_iter",
+    "should_stop_blob",
+    "only_once",
+    "concurrent_substeps",
+    "num_concurrent_instances",
+    "create_workspace",
+    "run_every_ms",
+    "report_net",
+    "report_interval",
+)
 
 
 class _Workspace(ChainMap[str, Any]):
@@ -63,87 +76,105 @@ def run_plan(
     array(8., dtype=float32)
     """
     given = dict(blobs or {})
-    run = _Execution(plan, given, key, max_iterations, files)
-    written: dict[str, Any] = dict.fromkeys(
-        n for s in plan.steps if not s.create_workspace for n in run.written(s)
-    )
+    execution = _Execution(plan, given, key=key, max_iterations=max_iterations, files=files)
+    written: dict[str, Any] = {}
+    for step in plan.steps:
+        if not step.create_workspace:
+            written.update(dict.fromkeys(execution.written(step)))
     top = _Workspace(written | given)
     for step in plan.steps:
-        run.step(step, top)
-    return {
-        name: value
-        for name, value in top.items()
-        if value is not None and not isinstance(value, Freed)
-    }
+        execution.run_step(step, top)
+
+    results = {}
+    for name, value in top.items():
+        if value is not None and not isinstance(value, Freed):
+            results[name] = value
+    return results
 
 
 class _Execution:
+    """One run of a plan: its nets, and how many of them have run, from which their random keys follow."""
+
     def __init__(
-        self, plan: Plan, given: Mapping[str, Any], key: Any, max_iterations: int | None, files: Any
+        self,
+        plan: Plan,
+        given: Mapping[str, Any],
+        *,
+        key: Any,
+        max_iterations: int | None,
+        files: str | Path | None,
     ):
         self.files = files
-        self.nets = {
-            name: without_sources(net, given) for name, net in _checked(plan, given).items()
-        }
-        self.reads = {name: reads(net) for name, net in self.nets.items()}
+        self.nets: dict[str, Net] = {}
+        self.reads: dict[str, list[str]] = {}
+        for name, net in _checked(plan, given).items():
+            self.nets[name] = without_sources(net, given)
+            self.reads[name] = reads(self.nets[name])
         self.key = key
         self.max_iterations = max_iterations
         self.nets_run = 0
 
     def written(self, step: ExecutionStep) -> Iterator[str]:
         """Yields the blobs that a step makes in its workspace; a substep may have one of its own."""
-        for name in (*step.networks, *([step.report_net] if step.report_net else ())):
-            yield from (o for op in self.nets[name].ops for o in op.outputs)
+        for name in _own_nets(step):
+            yield from written_by(self.nets[name].ops)
         for substep in step.substeps:
-            yield from () if substep.create_workspace else self.written(substep)
+            if not substep.create_workspace:
+                yield from self.written(substep)
 
-    def step(self, step: ExecutionStep, ws: _Workspace) -> None:
+    def run_step(self, step: ExecutionStep, ws: _Workspace) -> None:
+        """Runs a step as often as it says, and then the nets and substeps that run beside it."""
         if step.create_workspace:
             ws = ws.new_child(dict.fromkeys(n for n in self.written(step) if n not in ws))
-        for rounds in count():
-            if step.num_iter is not None and rounds >= step.num_iter:
+        for iteration in count():
+            if step.num_iter is not None and iteration >= step.num_iter:
                 break
-            if step.num_iter is None and rounds and (not step.should_stop_blob or step.only_once):
+            runs_once = not step.should_stop_blob or step.only_once
+            if step.num_iter is None and iteration and runs_once:
                 break
-            if self.max_iterations is not None and rounds >= self.max_iterations:
-                waits = (
-                    f"; its stop blob {step.should_stop_blob!r} is still False"
-                    if step.should_stop_blob
-                    else ""
-                )
+            if self.max_iterations is not None and iteration >= self.max_iterations:
+                waits = ""
+                if step.should_stop_blob:
+                    waits = f"; its stop blob {step.should_stop_blob!r} is still False"
                 raise PlanError(
-                    f"step {step.name!r}: runs on after {rounds} rounds{waits}; raise max_iterations"
+                    f"step {step.name!r}: runs on after {iteration} rounds{waits}; raise max_iterations"
                 )
-            if self.round(step, ws):
+            if self.run_once(step, ws):
                 break
         for substep in step.substeps:
             if substep.run_every_ms:
-                self.step(substep, ws)
+                self.run_step(substep, ws)
         if step.report_net:
-            self.net(step.report_net, step, ws)
+            self.run_net(step.report_net, step, ws)
 
-    def round(self, step: ExecutionStep, ws: _Workspace) -> bool:
+    def run_once(self, step: ExecutionStep, ws: _Workspace) -> bool:
         """Runs everything in a step once; returns whether its stop blob ended it."""
         for name in step.networks:
-            self.net(name, step, ws)
+            self.run_net(name, step, ws)
             if _stops(step, ws):
                 return True
         at_once = step.side_by_side
         copies = max(step.num_concurrent_instances or 1, 1)
-        for substep in [s for s in step.substeps if not s.run_every_ms] * copies:
-            self.step(substep, ws)
+        for substep in step.substeps * copies:
+            if substep.run_every_ms:
+                continue
+            self.run_step(substep, ws)
             if not at_once and _stops(step, ws):
                 return True
         return at_once and _stops(step, ws)
 
-    def net(self, name: str, step: ExecutionStep, ws: _Workspace) -> None:
+    def run_net(self, name: str, step: ExecutionStep, ws: _Workspace) -> None:
+        """Runs one net on a workspace, and writes what it wrote."""
         self.nets_run += 1
         key = None if self.key is None else jax.random.fold_in(self.key, self.nets_run)
-        env = {n: value for n in self.reads[name] if (value := ws.get(n)) is not None}
+        blobs = {}
+        for blob in self.reads[name]:
+            if ws.get(blob) is not None:
+                blobs[blob] = ws[blob]
         try:
-            written = run_net(
+            results = run_net(
                 self.nets[name],
-                env,
+                blobs,
                 key=key,
                 max_iterations=self.max_iterations,
                 files=self.files,
@@ -151,11 +182,19 @@ class _Execution:
             )
         except JrnnError as e:
             raise e.at(f"step {step.name!r}") from e.__cause__
-        for blob in (o for op in self.nets[name].ops for o in op.outputs):
-            ws[blob] = written.get(blob, Freed(f"net {name!r}"))
+        for blob in written_by(self.nets[name].ops):
+            ws[blob] = results.get(blob, Freed(f"net {name!r}"))
+
+
+def _own_nets(step: ExecutionStep) -> tuple[str, ...]:
+    """Returns the names of the nets that a step runs itself."""
+    if step.report_net:
+        return (*step.networks, step.report_net)
+    return step.networks
 
 
 def _stops(step: ExecutionStep, ws: _Workspace) -> bool:
+    """Returns whether the stop blob of a step says that it ends."""
     if not step.should_stop_blob:
         return False
     value = ws.get(step.should_stop_blob)
@@ -177,7 +216,9 @@ def _checked(plan: Plan, given: Mapping[str, Any]) -> dict[str, Net]:
         if net.name in nets:
             raise PlanError(f"plan {plan.name!r}: two nets are named {net.name!r}; rename one")
         nets[net.name] = net
-    known = {*given, *(o for net in plan.networks for op in net.ops for o in op.outputs)}
+    known = set(given)
+    for net in plan.networks:
+        known.update(written_by(net.ops))
     for step in plan.steps:
         _check_step(step, nets, known)
     return nets
@@ -185,7 +226,7 @@ def _checked(plan: Plan, given: Mapping[str, Any]) -> dict[str, Net]:
 
 def _check_step(step: ExecutionStep, nets: Mapping[str, Net], known: set[str]) -> None:
     where = f"step {step.name!r}"
-    for name in (*step.networks, *([step.report_net] if step.report_net else ())):
+    for name in _own_nets(step):
         if name not in nets:
             raise PlanError(f"{where}: runs net {name!r}, which the plan lacks{near(name, nets)}")
     if step.networks and step.substeps:
@@ -200,7 +241,9 @@ def _check_step(step: ExecutionStep, nets: Mapping[str, Net], known: set[str]) -
             f"{where}: its stop blob {step.should_stop_blob!r} is neither given nor written by a net of the plan"
             f"{near(step.should_stop_blob, known)}"
         )
-    elif not step.networks and all(s.run_every_ms for s in step.substeps) and not step.only_once:
+    elif step.only_once or step.networks:
+        pass
+    elif all(substep.run_every_ms for substep in step.substeps):
         raise PlanError(
             f"{where}: runs nothing until {step.should_stop_blob!r} holds, so it would never end"
         )
@@ -225,23 +268,25 @@ def net_of_plan(plan: Plan, name: str | None = None) -> tuple[Net, tuple[Net, ..
     ('train', ['init'])
     """
     nets = {net.name: net for net in plan.networks}
-    order = tuple(
-        dict.fromkeys(n for step in plan.steps for n in step.network_names() if n in nets)
-    )
     if name is None:
-        used = [n for n in nets if nets[n].ops]
+        used = [net.name for net in nets.values() if net.ops]
         if len(used) != 1:
-            names = ", ".join(used)
             raise PlanError(
-                f"plan {plan.name!r} has {len(used)} nets: {names}; choose one with --network NAME"
+                f"plan {plan.name!r} has {len(used)} nets: {', '.join(used)}; choose one with --network NAME"
             )
         name = used[0]
     if name not in nets:
         raise PlanError(
             f"plan {plan.name!r} has no net {name!r}{near(name, nets)}; it has {', '.join(nets)}"
         )
-    before = order[: order.index(name)] if name in order else ()
-    return nets[name], tuple(nets[n] for n in before)
+    before: dict[str, Net] = {}
+    for step in plan.steps:
+        for network in step.network_names():
+            if network == name:
+                return nets[name], tuple(before.values())
+            if network in nets:
+                before[network] = nets[network]
+    return nets[name], ()
 
 
 def show_steps(plan: Plan) -> str:
@@ -254,17 +299,14 @@ def show_steps(plan: Plan) -> str:
     lines = [f"plan {plan.name}".rstrip()]
 
     def add(step: ExecutionStep, depth: int) -> None:
-        fields = [
-            "num_iter",
-            "should_stop_blob",
-            "only_once",
-            "concurrent_substeps",
-            "num_concurrent_instances",
-        ]
-        fields += ["create_workspace", "run_every_ms", "report_net", "report_interval"]
-        shown = "".join(f" {f}={v}" for f in fields if (v := getattr(step, f)) is not None)
-        nets = f": {', '.join(step.networks)}" if step.networks else ""
-        lines.append(f"{'  ' * depth}step {step.name}{shown}{nets}")
+        line = f"{'  ' * depth}step {step.name}"
+        for field in _SHOWN_FIELDS:
+            value = getattr(step, field)
+            if value is not None:
+                line += f" {field}={value}"
+        if step.networks:
+            line += f": {', '.join(step.networks)}"
+        lines.append(line)
         for substep in step.substeps:
             add(substep, depth + 1)
 

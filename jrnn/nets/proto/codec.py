@@ -28,13 +28,16 @@ from jrnn.nets.proto.messages import (
 from jrnn.nets.proto.netdef import MessageReader, to_message
 
 T = TypeVar("T")
+# The fields of a step that the wire has under the same names, except for its name.
 _STEP_FIELDS = [
-    f.name
-    for f in dataclasses.fields(ExecutionStep)
-    if f.name not in ("name", "substeps", "networks")
+    field.name
+    for field in dataclasses.fields(ExecutionStep)
+    if field.name not in ("name", "substeps", "networks")
 ]
-_HEAD = 1 << 16  # bytes
+_HEAD_BYTES = 1 << 16
 _LOOKS_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1f]")
+# A character that no sensible path has, or nothing at all.
+_LOOKS_LIKE_TEXT = re.compile(r"[\n{:]|\A\Z")
 
 
 def read_net(source: str | bytes | os.PathLike[str], *, limits: Limits = DEFAULT_LIMITS) -> Net:
@@ -50,11 +53,7 @@ def read_net(source: str | bytes | os.PathLike[str], *, limits: Limits = DEFAULT
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _read_bytes(bytes(source), limits)
-    if (
-        isinstance(source, str)
-        and not _exists(source)
-        and (not source or re.search(r"[\n{:]", source))
-    ):
+    if isinstance(source, str) and not _exists(source) and _LOOKS_LIKE_TEXT.search(source):
         return MessageReader(limits).text(source, 1)
     return read_source(source, limits, _read_bytes)
 
@@ -90,15 +89,21 @@ def format_net(net: Net) -> str:
 
 def write_net(net: Net, path: str | os.PathLike[str]) -> None:
     """Writes a net to a file, binary under `.pb` and text under `.pbtxt`, completely or not at all."""
-    _write(Path(path), "net", lambda: serialize_net(net), lambda: format_net(net))
+    target = Path(path)
+    if _is_text(target, "net"):
+        data = format_net(net).encode()
+    else:
+        data = serialize_net(net)
+    write_whole(target, data, FormatError)
 
 
-def _write(target: Path, what: str, binary: Callable[[], bytes], text: Callable[[], str]) -> None:
+def _is_text(target: Path, what: str) -> bool:
+    """Returns whether a file is written as text, by its name; raises FormatError for another ending."""
     if target.suffix not in (".pb", ".pbtxt"):
         raise FormatError(
             f"{target}: the name of a {what}'s file must end in .pb (binary) or .pbtxt (text)"
         )
-    write_whole(target, binary() if target.suffix == ".pb" else text().encode(), FormatError)
+    return target.suffix == ".pbtxt"
 
 
 def file_bytes(path: str | os.PathLike[str], limits: Limits) -> bytes:
@@ -108,15 +113,15 @@ def file_bytes(path: str | os.PathLike[str], limits: Limits) -> bytes:
         FormatError: if it is missing, empty, too large, or if its first bytes show that it is too large for text.
     """
     with open_file(path, FormatError, limits.bytes) as opened:
-        head = opened.read(_HEAD)
+        head = opened.read(_HEAD_BYTES)
         size = os.fstat(opened.fileno()).st_size
         if not head:
             raise FormatError(f"{path}: is empty")
-        if len(head) == _HEAD and not any(head):
+        if len(head) == _HEAD_BYTES and not any(head):
             raise FormatError(
-                f"{path}: begins with {_HEAD} zero bytes: it was cut off while it was written, or is not a model"
+                f"{path}: begins with {_HEAD_BYTES} zero bytes: it was cut off while it was written, or is not a model"
             )
-        if size > max(limits.text_bytes, _HEAD) and not _LOOKS_BINARY.search(head):
+        if size > max(limits.text_bytes, _HEAD_BYTES) and not _LOOKS_BINARY.search(head):
             raise FormatError(
                 f"{path}: text of {size} bytes is longer than the limit of {limits.text_bytes} bytes; use binary"
             )
@@ -173,21 +178,30 @@ def read_plan(source: bytes | str | os.PathLike[str], *, limits: Limits = DEFAUL
 def _read_plan_bytes(data: bytes, limits: Limits) -> Plan:
     check_size(len(data), limits.bytes, "message")
     reader = MessageReader(limits)
-    is_binary = _LOOKS_BINARY.search(data)
-    m: Any = parse_binary(data, "PlanDef", limits) if is_binary else reader.parsed(data, "PlanDef")
-    steps = tuple(_to_step(s) for s in m.execution_step)
-    return Plan(check_text(m.name, "name"), tuple(reader.net(n, 1) for n in m.network), steps)
+    m: Any
+    if _LOOKS_BINARY.search(data):
+        m = parse_binary(data, "PlanDef", limits)
+    else:
+        m = reader.parsed(data, "PlanDef")
+    steps = tuple(map(_to_step, m.execution_step))
+    name = check_text(m.name, "name")
+    return Plan(name, tuple(reader.net(network, 1) for network in m.network), steps)
 
 
 def _to_step(m: Any) -> ExecutionStep:
     try:
-        values = {name: getattr(m, name) for name in _STEP_FIELDS if m.HasField(name)}
-        for name, value in values.items():
-            if isinstance(value, bytes):
-                check_text(value, name)
-        networks = tuple(check_text(n, "network") for n in m.network)
+        values: dict[str, Any] = {}
+        for name in _STEP_FIELDS:
+            if m.HasField(name):
+                values[name] = getattr(m, name)
+                if isinstance(values[name], bytes):
+                    check_text(values[name], name)
+        networks = tuple(check_text(network, "network") for network in m.network)
         return ExecutionStep(
-            check_text(m.name, "name"), tuple(map(_to_step, m.substep)), networks, **values
+            name=check_text(m.name, "name"),
+            substeps=tuple(map(_to_step, m.substep)),
+            networks=networks,
+            **values,
         )
     except FormatError as e:
         raise e.at("execution step") from None
@@ -211,10 +225,9 @@ def read_net_or_plan(
     try:
         plan = read_plan(path, limits=limits)
     except FormatError as e:
-        if failure is not None and any(
-            f'"{field}"' in str(failure) for field in ("network", "execution_step")
-        ):
-            raise e from None  # text with a plan's fields
+        has_plan_fields = failure and re.search('"(network|execution_step)"', str(failure))
+        if has_plan_fields:
+            raise e from None
         plan = Plan()
     if plan.steps:
         return plan
@@ -234,12 +247,12 @@ def serialize_plan(plan: Plan) -> bytes:
 
 def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Writes a plan to a file, binary under `.pb` and text under `.pbtxt`, completely or not at all."""
-    _write(
-        Path(path),
-        "plan",
-        lambda: serialize_plan(plan),
-        lambda: format_message(_plan_message(plan)),
-    )
+    target = Path(path)
+    if _is_text(target, "plan"):
+        data = format_message(_plan_message(plan)).encode()
+    else:
+        data = serialize_plan(plan)
+    write_whole(target, data, FormatError)
 
 
 def _plan_message(plan: Plan) -> ProtoMessage:
@@ -260,8 +273,10 @@ def _put_step(m: Any, step: ExecutionStep) -> None:
     for substep in step.substeps:
         _put_step(m.substep.add(), substep)
     for name in _STEP_FIELDS:
-        if (value := getattr(step, name)) is not None:
-            try:
-                setattr(m, name, value)
-            except (TypeError, ValueError) as e:
-                raise FormatError(f"execution step {step.name!r}: {name}: {e}") from None
+        value = getattr(step, name)
+        if value is None:
+            continue
+        try:
+            setattr(m, name, value)
+        except (TypeError, ValueError) as e:
+            raise FormatError(f"execution step {step.name!r}: {name}: {e}") from None

@@ -30,7 +30,7 @@ from jrnn.nets.proto.tensor_protos import blob_to_numpy, tensor_from_numpy, tens
 
 DB_READER = "!!PREDICTOR_DBREADER"  # the blob that the global init net loads the parameters from
 _META = b"!!META_NET_DEF"
-_CHUNK = 1_000_000  # elements of a tensor in one record
+_ELEMENTS_OF_RECORD = 1_000_000  # of a tensor
 CHUNK_MARK = b"#%"
 # The keys in a MetaNetDef of the fields of a PredictorFile, in the order of the file.
 _LISTS = {
@@ -90,16 +90,18 @@ def _parse(data: bytes, limits: Limits) -> PredictorFile:
     holder: Any = parse_binary(records[_META][0], "BlobProto", limits)
     meta: Any = parse_binary(_content(holder), "MetaNetDef", limits)
     reader = MessageReader(limits)
-    nets = {_text(n.key): n.value for n in meta.nets}
-    blobs = {_text(b.key): tuple(_text(v) for v in b.value) for b in meta.blobs}
+    nets = {_text(entry.key): entry.value for entry in meta.nets}
+    blobs = {_text(entry.key): tuple(map(_text, entry.value)) for entry in meta.blobs}
     parts = {field: _of_kind(blobs, kind, ()) for field, kind in _LISTS.items()}
+
     for name in parts["parameters"]:
         if name.encode() not in records:
             raise FormatError(f"minidb: has no record for the parameter {name!r}")
-    parts["parameters"] = {
-        name: blob_to_numpy(*records[name.encode()], limits=limits)[1]
-        for name in parts["parameters"]
-    }
+    parameters = {}
+    for name in parts["parameters"]:
+        parameters[name] = blob_to_numpy(*records[name.encode()], limits=limits)[1]
+    parts["parameters"] = parameters
+
     for field, kind in _NETS.items():
         parts[field] = reader.net(_of_kind(nets, kind, message_class("NetDef")()), 1)
     if not parts["predict_net"].ops:
@@ -116,7 +118,7 @@ def _content(holder: Any) -> bytes:
 
 def _of_kind(blobs: Mapping[str, Any], kind: str, default: Any) -> Any:
     """Returns the entry under `kind`, or under `kind_NAME` if the model has a name."""
-    keys = [k for k in blobs if k == kind or k.startswith(kind + "_")]
+    keys = [key for key in blobs if key == kind or key.startswith(kind + "_")]
     if len(keys) > 1:
         raise FormatError(
             f"its MetaNetDef holds several models: {', '.join(keys[:8])}; a file must hold one"
@@ -146,18 +148,16 @@ def _records(model: PredictorFile) -> Iterator[tuple[bytes, bytes]]:
 def named_chunks(name: str, array: np.ndarray) -> Iterator[tuple[bytes, bytes]]:
     """Yields the records of a blob, each with a part of it."""
     flat = array.reshape(-1)
-    for number, begin in enumerate(range(0, max(flat.size, 1), _CHUNK)):
-        part = flat[begin : begin + _CHUNK]
+    for number, begin in enumerate(range(0, max(flat.size, 1), _ELEMENTS_OF_RECORD)):
+        part = flat[begin : begin + _ELEMENTS_OF_RECORD]
         blob: Any = message_class("BlobProto")(name=name, type="Tensor")
         blob.tensor.MergeFromString(tensor_from_numpy(part, name).data)
         blob.tensor.ClearField("dims")
         blob.tensor.dims.extend(array.shape)
         blob.tensor.segment.begin = begin
         blob.tensor.segment.end = begin + part.size
-        yield (
-            name.encode() + CHUNK_MARK + str(number).encode(),
-            blob.SerializeToString(deterministic=True),
-        )
+        key = name.encode() + CHUNK_MARK + str(number).encode()
+        yield key, blob.SerializeToString(deterministic=True)
 
 
 Records = list[tuple[bytes, bytes]]

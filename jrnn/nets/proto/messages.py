@@ -34,7 +34,7 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _STEP = re.compile(r"\.(\w+)(?:\[(\d+)\])?")
 VARINT, FIXED64, LENGTH, GROUP, END_GROUP, FIXED32 = range(6)
 _PROTOBUF_DEPTH = 100  # protobuf's own limit of nested messages
-_CHUNK = 1 << 20  # bytes of a run of varints that are decoded together
+_RUN_BYTES = 1 << 20  # of a run of varints, are decoded together
 
 _WIRE_TYPES = {
     FieldDescriptor.TYPE_FLOAT: FIXED32,
@@ -154,8 +154,9 @@ class _Walk:
         self.counts = {"messages": 0, "strings": 0, "numbers": 0}
 
     def count(self, kind: str, more: int, path: str) -> None:
+        limit = getattr(self.limits, kind)
         self.counts[kind] += more
-        if self.counts[kind] > (limit := getattr(self.limits, kind)):
+        if self.counts[kind] > limit:
             raise _error(path, f"more than the limit of {limit} {kind}")
 
     def message(self, descriptor: Descriptor, pos: int, end: int, path: str, depth: int) -> None:
@@ -189,8 +190,8 @@ class _Walk:
                         f"truncated: {name} at byte {start} needs {size} bytes, {end - pos} remain",
                     )
                 if field is not None and field.message_type is not None:
-                    at = seen[number] = seen.get(number, -1) + 1
-                    below = f"{path}.{field.name}[{at}]"
+                    seen[number] = seen.get(number, -1) + 1
+                    below = f"{path}.{field.name}[{seen[number]}]"
                     self.count("messages", 1, below)
                     self.message(field.message_type, pos, pos + size, below, depth + 1)
                 elif field is not None:
@@ -238,10 +239,14 @@ class _Walk:
 
     def varints(self, pos: int, end: int) -> int:
         """Returns how many numbers the packed varints in data[pos:end] hold."""
-        return sum(
-            int(np.count_nonzero(self.array[i : min(i + _CHUNK, end)] < 0x80))
-            for i in range(pos, end, _CHUNK)
-        )
+        total = 0
+        for start in range(pos, end, _RUN_BYTES):
+            total += int(np.count_nonzero(self._last_bytes(start, end)))
+        return total
+
+    def _last_bytes(self, start: int, end: int) -> np.ndarray:
+        """Returns which bytes from `start` on end a varint, of as many as are decoded together."""
+        return self.array[start : min(start + _RUN_BYTES, end)] < 0x80
 
     def run(self, pos: int, end: int, tag: int, wire: int, path: str) -> tuple[int, int]:
         """Skips the numbers from `pos` on, each after its tag of one byte; returns (the byte after them, how many)."""
@@ -255,13 +260,11 @@ class _Walk:
         length = 0
         while pos < end and self.data[pos] == tag:
             # In (tag, varint) pairs, the bytes below 0x80 alternate between a tag and the last byte of a varint.
-            low = np.flatnonzero(self.array[pos : min(pos + _CHUNK, end)] < 0x80)
-            tags = low[0::2]
+            low = np.flatnonzero(self._last_bytes(pos, end))
             lasts = low[1::2]
-            good = (self.array[pos + tags[: lasts.size]] == tag) & (
-                lasts - tags[: lasts.size] <= 10
-            )
-            good[1:] &= tags[1 : lasts.size] == lasts[:-1] + 1
+            tags = low[0::2][: lasts.size]
+            good = (self.array[pos + tags] == tag) & (lasts - tags <= 10)
+            good[1:] &= tags[1:] == lasts[:-1] + 1
             here = int(good.size if good.all() else good.argmin())
             if here == 0:
                 self.varint(pos + 1, end, path)  # raises
@@ -273,11 +276,20 @@ class _Walk:
 
 def format_message(message: Message) -> str:
     """Returns the text of a message; `parse_message` reads it back to an equal message."""
-    head = [
-        f"# unknown fields of {path or '.'}: {data.hex()}\n"
-        for path, data in _unknown_fields(message, "")
-    ]
-    return "".join(head) + str(text_format.MessageToString(message))
+    text = ""
+    for path, data in _unknown_fields(message, ""):
+        text += f"# unknown fields of {path or '.'}: {data.hex()}\n"
+    return text + str(text_format.MessageToString(message))
+
+
+def _short_backslash(match: re.Match[str]) -> str:
+    """Returns an escape sequence of text, with the octal form for a backslash."""
+    return "\\134" if match[1] == "\\" else match[0]
+
+
+def _current_device_id(match: re.Match[str]) -> str:
+    """Returns the current name for the old one of a field; a string or a comment stays."""
+    return match[1] or "device_id"
 
 
 def parse_message(text: str, name: str, limits: Limits) -> Message:
@@ -285,12 +297,11 @@ def parse_message(text: str, name: str, limits: Limits) -> Message:
     if text.count("{") + text.count("<") > limits.messages:
         raise FormatError(f"text holds more than the limit of {limits.messages} messages")
     message = message_class(name)()
-    if (
-        _LONG_RUN in text
-    ):  # protobuf's time to read such a run is quadratic; the octal form of a backslash ends it
-        text = _ESCAPE.sub(lambda match: "\\134" if match[1] == "\\" else match[0], text)
+    if _LONG_RUN in text:
+        # protobuf's time to read such a run is quadratic; the octal form of a backslash ends it.
+        text = _ESCAPE.sub(_short_backslash, text)
     if "cuda_gpu_id" in text:
-        text = _OLD_DEVICE_ID.sub(lambda match: match[1] or "device_id", text)
+        text = _OLD_DEVICE_ID.sub(_current_device_id, text)
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as e:
@@ -300,16 +311,19 @@ def parse_message(text: str, name: str, limits: Limits) -> Message:
         raise FormatError(f"not a {name} as text: nested too deeply") from None
     except ValueError as e:
         raise FormatError(f"not a {name} as text: {_shortened(str(e))}") from None
-    at = 0
-    while match := _UNKNOWN.match(text, at):
-        at = match.end()
-        _add_unknown(message, match[1], bytes.fromhex(match[2]) if len(match[2]) % 2 == 0 else b"")
+    position = 0
+    while match := _UNKNOWN.match(text, position):
+        position = match.end()
+        path, digits = match.groups()
+        data = bytes.fromhex(digits) if len(digits) % 2 == 0 else b""
+        _add_unknown(message, path, data)
     return message
 
 
 def _cause(error: str, name: str) -> str:
     """Returns the likely cause of a field that a message in a message `name` does not have, or ""."""
-    if not (match := _NO_FIELD.search(error)):
+    match = _NO_FIELD.search(error)
+    if match is None:
         return ""
     fields = message_class(match[1]).DESCRIPTOR.fields_by_name
     if match[2] in message_class(name).DESCRIPTOR.fields_by_name:
@@ -344,7 +358,9 @@ def _add_unknown(message: Message, path: str, data: bytes) -> None:
     rule = "a comment of unknown fields must name a message of this text and hold fields that the schema lacks"
     try:
         for name, index in _STEP.findall(path):
-            message = getattr(message, name)[int(index)] if index else getattr(message, name)
+            message = getattr(message, name)
+            if index:
+                message = message[int(index)]
         if not data or type(message).FromString(data).ListFields():
             raise FormatError(f"{path}: {rule}")
         message.MergeFromString(data)

@@ -67,7 +67,16 @@ class MessageReader:
         except FormatError as e:
             raise e.at(f"net {name!r}") from None
         ops = tuple(self.op(o, depth, i, name) for i, o in enumerate(held))
-        return Net(name, ops, reads, gives, net_type, args, device, rest)
+        return Net(
+            name=name,
+            ops=ops,
+            external_inputs=reads,
+            external_outputs=gives,
+            type=net_type,
+            args=args,
+            device_option=device,
+            extra=rest,
+        )
 
     def op(self, m: Any, depth: int, index: int, net_name: str) -> Op:
         type: str = ""
@@ -82,18 +91,28 @@ class MessageReader:
             engine = _take(m, "engine")
             device = self.device(m)
             control = _take_all(m, "control_input")
-            if is_gradient := m.is_gradient_op:
+            is_gradient = m.is_gradient_op
+            if is_gradient:
                 m.ClearField("is_gradient_op")
             rest = _rest(m)
         except FormatError as e:
             raise e.at(describe_op(index, type, outputs, net_name)) from None
-        return Op(type, inputs, outputs, args, name, engine, device, control, is_gradient, rest)
+        return Op(
+            type=type,
+            inputs=inputs,
+            outputs=outputs,
+            args=args,
+            name=name,
+            engine=engine,
+            device_option=device,
+            control_inputs=control,
+            is_gradient=is_gradient,
+            extra=rest,
+        )
 
     def arg(self, m: Any, depth: int) -> Arg:
         name = _take(m, "name")
-        kind = next((k for k in _SCALAR_KINDS if m.HasField(k)), None)
-        if kind is None:
-            kind = next((k for k in _LIST_KINDS if len(getattr(m, k))), "")
+        kind = _kind_of(m)
         try:
             if kind == "s" and name in TEXT_NETS and m.s:
                 inner = self.parsed(m.s)
@@ -117,7 +136,7 @@ class MessageReader:
             case "t":
                 return _carried(held)
             case "tensors" | "qtensors":
-                return tuple(_carried(t) for t in held)
+                return tuple(map(_carried, held))
             case "floats":
                 return Numbers(np.asarray(held, np.float32), np.float32)
             case "ints":
@@ -134,6 +153,17 @@ class MessageReader:
         device = DeviceOption(**values, extra_info=_take_all(m, "extra_info"), extra=_rest(m))
         holder.ClearField("device_option")
         return device
+
+
+def _kind_of(m: Any) -> str:
+    """Returns the field that holds the value of an Argument message, or "" for an empty list."""
+    for kind in _SCALAR_KINDS:
+        if m.HasField(kind):
+            return kind
+    for kind in _LIST_KINDS:
+        if len(getattr(m, kind)):
+            return kind
+    return ""
 
 
 def _carried(m: Any) -> Message:
@@ -295,7 +325,8 @@ def _put_device(holder: Any, option: DeviceOption | None) -> None:
     m.SetInParent()
     _put_extra(m, option.extra)
     for field in _DEVICE_FIELDS:
-        if (value := getattr(option, field)) is not None:
+        value = getattr(option, field)
+        if value is not None:
             setattr(m, field, value)
     m.extra_info.extend(option.extra_info)
 

@@ -5,6 +5,7 @@ or little-endian bytes. The number of elements is compared with the dims before 
 """
 
 import math
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ _NUMERIC: dict[str, tuple[str, np.dtype]] = {
     "FLOAT16": ("int32_data", np.dtype(np.float16)),
 }
 _DATA_TYPES = {dtype: name for name, (_, dtype) in _NUMERIC.items() if name != "BYTE"}
-_MAX_RANK = 64  # numpy's own
+_MAX_RANK = 64  # of numpy's arrays
 
 
 def tensor_to_numpy(*chunks: Message | bytes, limits: Limits = DEFAULT_LIMITS) -> np.ndarray:
@@ -63,25 +64,26 @@ def blob_to_numpy(*chunks: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[str,
     >>> blob_to_numpy(message_class("BlobProto")(name="w", tensor={"dims": [0]}).SerializeToString())
     ('w', array([], dtype=float32))
     """
-    blobs: list[Any] = [parse_binary(c, "BlobProto", limits) for c in chunks]
-    for b in blobs:
-        if not b.HasField("tensor"):
-            kind = (
-                "a quantized tensor"
-                if b.HasField("qtensor")
-                else f"a {b.type or 'value without type'!r}"
-            )
-            raise FormatError(f"blob {b.name!r} holds {kind}, and only tensors can be read")
-        if b.name != blobs[0].name:
+    blobs: list[Any] = [parse_binary(chunk, "BlobProto", limits) for chunk in chunks]
+    if not blobs:
+        raise FormatError("blob: a tensor needs at least one chunk")
+    first_name = blobs[0].name
+    tensors = []
+    for blob in blobs:
+        if not blob.HasField("tensor"):
+            kind = f"a {blob.type or 'value without type'!r}"
+            if blob.HasField("qtensor"):
+                kind = "a quantized tensor"
+            raise FormatError(f"blob {blob.name!r} holds {kind}, and only tensors can be read")
+        if blob.name != first_name:
             raise FormatError(
-                f"chunks of one blob must have one name, not {blobs[0].name!r} and {b.name!r}"
+                f"chunks of one blob must have one name, not {first_name!r} and {blob.name!r}"
             )
+        tensors.append(blob.tensor)
     try:
-        return (check_text(blobs[0].name, "name") if blobs else ""), _join(
-            [b.tensor for b in blobs]
-        )
+        return check_text(first_name, "name"), _join(tensors)
     except FormatError as e:
-        raise e.at(f"blob {blobs[0].name!r}" if blobs else "blob") from None
+        raise e.at(f"blob {first_name!r}") from None
 
 
 # ---- Reading ----
@@ -107,13 +109,17 @@ def _join(tensors: list[Any]) -> np.ndarray:
     for t in tensors:
         if tuple(t.dims) != dims or t.data_type != data_type:
             raise FormatError("chunks of one tensor must have the same dims and data type")
-        begin, end = (t.segment.begin, t.segment.end) if t.HasField("segment") else (0, total)
+        begin = 0
+        end = total
+        if t.HasField("segment"):
+            begin = t.segment.begin
+            end = t.segment.end
         if not 0 <= begin <= end <= total:
             raise FormatError(
                 f"segment {begin}..{end} lies outside the {total} elements of dims {dims}"
             )
         segments.append((begin, end, t))
-    segments.sort(key=lambda part: part[:2])
+    segments.sort(key=itemgetter(0, 1))
     covered = 0
     for begin, end, _ in segments:
         if begin != covered:
@@ -206,7 +212,7 @@ def _to_tensor(array: Any, name: str) -> ProtoMessage:
         return t
     data_type = _DATA_TYPES.get(array.dtype.newbyteorder("="))
     if data_type is None:
-        known = ", ".join(str(d) for d in _DATA_TYPES)
+        known = ", ".join(map(str, _DATA_TYPES))
         raise FormatError(
             f"tensor {name!r}: Caffe2 has no tensors of {array.dtype}; convert it to one of {known}"
         )
@@ -215,7 +221,7 @@ def _to_tensor(array: Any, name: str) -> ProtoMessage:
     flat = array.astype(dtype).reshape(-1)
     if dtype == np.float16:
         flat = flat.view(np.uint16)
-    getattr(t, field).extend(
-        flat.astype(np.int32).tolist() if field == "int32_data" else flat.tolist()
-    )
+    if field == "int32_data":
+        flat = flat.astype(np.int32)
+    getattr(t, field).extend(flat.tolist())
     return t
