@@ -34,6 +34,7 @@ SUITES = {
     "tiny": "tiny_loops",
     "first-call": "first_call",
     "caffe2": "caffe2_cells",
+    "constants": "machine_constants",
 }
 
 

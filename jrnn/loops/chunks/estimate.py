@@ -10,19 +10,8 @@ from collections.abc import Sequence
 
 from jrnn import jaxprs
 from jrnn.loops.affine.matrix import AffineForm
+from jrnn.loops.costs.constants import CHUNKS
 from jrnn.loops.costs.estimates import Estimate, Estimator
-
-_SIDE = 62  # products of so many rows and columns run at half of the rate of large ones
-_PASSES = 24  # a decay along K moves a vector so often, for each doubling of the blocks of a chunk, forward and reverse
-# A score of two steps of a chunk is a difference of decays, its exponential, a product and a mask: so many functions.
-# With 2, mLSTMs of states of 16 x 16 and 32 x 32 take 1.0 to 1.3 of the estimated part of the time of their steps.
-_SCORE = 2
-_TRAIN = 4  # a chunk is computed forward, again in the reverse pass, and twice as much for its derivative
-BY_STEPS = 3  # a step, and its derivative
-_KERNELS = 60  # of the forward and the reverse pass of a chunk
-# The same if all chunks are prepared at once, and those of the preparation: counted for a gated delta rule on an H100.
-_BATCHED_KERNELS = 23
-_PREPARATION = 139
 
 
 def with_checkpoints(estimator: Estimator, stored: int, steps: int) -> Estimate:
@@ -36,7 +25,7 @@ def with_checkpoints(estimator: Estimator, stored: int, steps: int) -> Estimate:
     machine = estimator.machine
     forward = estimator.whole()
     length = jaxprs.extent(estimator.loop.length)
-    by_steps = BY_STEPS * forward.seconds
+    by_steps = CHUNKS.passes_by_steps * forward.seconds
     stored_bytes = steps * stored + math.ceil(length / steps) * stored
     writing = machine.writing(steps * stored, stored_bytes)
     reading = machine.reading(steps * stored, stored_bytes)
@@ -84,9 +73,24 @@ def with_products(
         )
         operations += 2 * (solved * steps) ** 2 * v
         side = (steps * k * v) ** (1 / 3)
-        products += _TRAIN * count * batch * operations * (1 + _SIDE / side) / machine.product_rate
+        products += (
+            CHUNKS.passes
+            * count
+            * batch
+            * operations
+            * (1 + CHUNKS.half_rate_side / side)
+            / machine.product_rate
+        )
         pairs = readers * writers * steps**2
-        scores += on_cpu * _TRAIN * count * batch * pairs * _SCORE * machine.function
+        scores += (
+            on_cpu
+            * CHUNKS.passes
+            * count
+            * batch
+            * pairs
+            * CHUNKS.functions_per_score
+            * machine.function
+        )
         if form.decays_along_k:
             vectors = (
                 (readers + writers)
@@ -96,13 +100,17 @@ def with_products(
                 * k
                 * state.aval.dtype.itemsize
             )
-            blocks += _PASSES * count * vectors / machine.cache_rate
+            blocks += CHUNKS.moves_per_doubling * count * vectors / machine.cache_rate
         boundaries += count * elements * max(state.aval.dtype.itemsize, 4)
         # Of a step and head: scores, rows, and the inverse.
         saved_elements = readers * writers * steps + solved * (v + solved * steps)
         boundaries += 4 * count * steps * batch * saved_elements
         inside += 8 * (readers + writers) * batch * steps * (k + v) * 4
-    kernels = _PREPARATION + count * _BATCHED_KERNELS if batched else count * _KERNELS
+    kernels = (
+        CHUNKS.preparation_kernels + count * CHUNKS.batched_kernels
+        if batched
+        else count * CHUNKS.kernels
+    )
     calls = kernels * machine.call + count * machine.trip
     moved = boundaries / machine.write_rate + machine.reading(boundaries, boundaries)
     elementwise = (("decays", blocks), ("scores", scores))

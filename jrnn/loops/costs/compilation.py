@@ -14,18 +14,8 @@ from jrnn import jaxprs
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.jax_internals import ShapedArray
 from jrnn.jaxprs.tangents import is_smooth
+from jrnn.loops.costs.constants import COMPILATION
 from jrnn.loops.ir import Loop
-
-# Seconds of processor time of XLA:CPU for an equation, with jax 0.12 on an Intel Xeon: the first two by least squares over
-# 86 programs of the suites "first-call", "tiny" and "small states" and of layers, the last rounded from the tiny loops. That
-# fit meets the difference between a loop and its plan within a third for matrix states in chunks, 0.2 to 3.6 s, and within a
-# factor of three for tiny loops, 0.01 to 0.7 s.
-_CALL = 18e-3  # a product, a solver, an inner loop, or an equation that reads or writes at indices: a kernel of its own
-_ELEMENTWISE = 0.9e-3  # another equation, which is fused with its neighbors
-_TINY_ELEMENTWISE = 0.3e-3  # the same of at most 8 elements, which is an instruction or a few
-_TINY_ELEMENTS = 8
-# Equations of a step with its derivative: of the forward loop, and about twice as many of the reverse one.
-_BY_STEPS = 3
 
 _FUSED = primitives.with_kind("elementwise", "special", "view", "placement", "reduction", "key")
 _NOTHING = frozenset(jaxprs.LOWERED_CALLS) | primitives.with_kind("barrier")  # calls are inlined
@@ -53,10 +43,11 @@ def _own_seconds(eqn: Any) -> float:
     name = eqn.primitive.name
     if name in _NOTHING:
         return 0.0
-    is_tiny = all(
-        jaxprs.elements(getattr(v.aval, "shape", ())) <= _TINY_ELEMENTS for v in eqn.outvars
-    )
-    return (_TINY_ELEMENTWISE if is_tiny else _ELEMENTWISE) if name in _FUSED else _CALL
+    if name not in _FUSED:
+        return COMPILATION.call
+    shapes = [getattr(v.aval, "shape", ()) for v in eqn.outvars]
+    is_tiny = all(jaxprs.elements(shape) <= COMPILATION.tiny_elements for shape in shapes)
+    return COMPILATION.tiny_elementwise if is_tiny else COMPILATION.elementwise
 
 
 def added_seconds(run: Callable[..., Any], loop: Loop, differentiated: bool) -> float:
@@ -87,4 +78,7 @@ def added_seconds(run: Callable[..., Any], loop: Loop, differentiated: bool) -> 
         return transposed(outs)
 
     ours = jax.make_jaxpr(train if differentiated else program)(*avals).jaxpr.eqns
-    return seconds(ours) - (_BY_STEPS if differentiated else 1) * (_CALL + seconds(loop.eqns))
+    by_steps = COMPILATION.call + seconds(loop.eqns)
+    if differentiated:
+        by_steps *= COMPILATION.equations_by_steps
+    return seconds(ours) - by_steps

@@ -19,8 +19,8 @@ from jrnn.jaxprs.tangents import Linearized, is_smooth
 from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.chunks.chunked import Chunkwise, check, chunkwise
 from jrnn.loops.chunks.control_flow import expand_control
-from jrnn.loops.chunks.estimate import BY_STEPS
 from jrnn.loops.costs.bounds import Bounds
+from jrnn.loops.costs.constants import CHUNKS
 from jrnn.loops.costs.estimates import Estimate, Estimator, size_in_words
 from jrnn.loops.costs.machines import Machine
 from jrnn.loops.ir import Loop, Options, Refused, ScanParams, derived
@@ -188,7 +188,7 @@ def _train_step_cost(loop: Loop, stored_bytes: int, machine: Machine) -> Estimat
     stack_bytes = jaxprs.extent(loop.length) * stored_bytes
     # New memory in each run, however small.
     moved = stack_bytes / machine.write_rate + machine.reading(stack_bytes, stack_bytes)
-    by_steps = BY_STEPS * forward.seconds
+    by_steps = CHUNKS.passes_by_steps * forward.seconds
     return Estimate(
         by_steps + moved,
         stack_bytes + forward.memory,

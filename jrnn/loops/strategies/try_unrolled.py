@@ -1,6 +1,6 @@
-"""The strategy "unrolled" on a CPU: several steps of a tiny loop in one trip, if XLA compiles the loop as one kernel.
+"""The strategy "unrolled" on a CPU: several steps of a tiny loop in one iteration, if XLA compiles the loop as one kernel.
 
-A step of a few nanoseconds waits for the step before it, and for the trip of its loop. Unrolled, it waits for that step
+A step of a few nanoseconds waits for the step before it, and for the iteration of its loop. Unrolled, it waits for that step
 alone. Steps that are affine in the carry with constant coefficients run in blocks that wait only for the carry before them,
 by the kernel for CPUs. docs/notes/cpu_log.md has the measurements.
 """
@@ -19,6 +19,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Var, primitives
 from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.costs.bounds import ELEMENTWISE_MIN_GAIN
+from jrnn.loops.costs.constants import TINY_LOOP
 from jrnn.loops.costs.equation_costs import MIN_ELEMENTS, element_seconds
 from jrnn.loops.costs.estimates import Estimate, Estimator, estimate, total
 from jrnn.loops.costs.machines import CPU
@@ -33,44 +34,23 @@ from jrnn.loops.strategies.context import Context
 from jrnn.loops.strategies.nodes import Split, Steps
 
 NAME = "unrolled"
-# of a trip; the latter where XLA makes one kernel of small trips alone
-_STEPS = 8
-_STEPS_WITHIN_LIMIT = 4
-_LARGEST = (
-    8  # elements of a value: with 16 a step works on whole vectors, and takes its time for that
-)
-_LONGEST = 400  # equations of a step that is read
-_OPERATIONS = (
-    100  # of a step, with functions as several: longer ones gain little, and take long to compile
-)
-# How many times the estimated bytes XLA may count of a trip. Beyond its limit a loop takes ten times as long.
-_MARGIN = 1.15
-# In cycles of a processor, measured on loops of 16,000 steps with jax 0.12 (scripts/benchmarks/tiny_loops.py).
-_LATENCY = 4.0  # from an operand of an addition, a multiplication or both to the result
-_ISSUE = 0.5  # one operation among others that do not wait for it
-# a trip of a loop of one kernel, and each value that it carries through memory
-_TRIP = 3.0
-_CARRIED = 1.0
-_OF_ORDER = {1: 1.5, 2: 2.5}  # a step in blocks of one carry, or of two that are the values
-# of others: each value of each input, and each value
-_RESPONSE = 1.0
-_VALUE = 0.75
-# an operation on all steps of a tile, and a function, as so many operations
-_IN_TILE = 0.25
-_FUNCTION = 4.0
-# once: the call, and each product for the matrices
-_CALL = 4_000.0
-_POWERS = 2.0
-_CYCLE = 1 / 3.5e9  # seconds
+_STEPS = 8  # of an iteration
+_STEPS_WITHIN_LIMIT = 4  # the same where XLA makes one kernel of small iterations alone
+_MAX_ELEMENTS = 8  # of a value: with 16 a step works on whole vectors, and takes its time for that
+_MAX_EQUATIONS = 400  # of a step that is read
+# Operations of a step, with functions as several: longer ones gain little, and take long to compile.
+_MAX_OPERATIONS = 100
+# How many times the estimated bytes XLA may count of an iteration. Beyond its limit a loop takes ten times as long.
+_BYTES_MARGIN = 1.15
 
 
 @dataclass(frozen=True)
 class Unrolled:
-    """Runs several steps in one trip.
+    """Runs several steps in one iteration.
 
     Attributes:
         loop: the loop.
-        size: the steps of a trip.
+        size: the steps of an iteration.
         why: the reason why it does not run in blocks.
     """
 
@@ -92,7 +72,7 @@ class Unrolled:
     def describe(self) -> Description:
         return described(
             self.loop,
-            f"{self.size} steps in one trip of the loop, each after the one before it: {self.why}",
+            f"{self.size} steps in one iteration of the loop, each after the one before it: {self.why}",
         )
 
 
@@ -124,7 +104,7 @@ class InBlocks:
         if estimator.is_small(loop, estimator.part(loop.eqns, loop.outputs)):
             kernel_terms = {name: seconds * ours / cycles.as_it_is for name, seconds in whole.terms}
         else:
-            kernel_terms = {"calls": steps * ours * _CYCLE}
+            kernel_terms = {"calls": steps * ours * TINY_LOOP.seconds}
         read = [*call.encoded.stacks, *jaxprs.variables(loop.ys), *call.sums.outer]
         outer = estimator.part(call.outer_eqns, read, all_steps=True)
         memory = whole.memory + steps * (stacks + outer.peak_bytes)
@@ -141,7 +121,7 @@ class InBlocks:
 
 def try_unrolled(context: Context) -> Sequence[Candidate]:
     """Returns candidates for a tiny loop; nothing for others. Of steps in one iteration, constants are computed once."""
-    if len(context.loop.eqns) > _LONGEST:
+    if len(context.loop.eqns) > _MAX_EQUATIONS:
         return []
     fission = context.split(Moves())
     candidates = []
@@ -207,15 +187,15 @@ def _is_over_few_numbers(loop: Loop) -> bool:
 
 
 def _size(loop: Loop, estimator: Estimator) -> int:
-    """Returns the steps of a trip, or 0 for a loop that is not tiny, or would not be one kernel."""
-    if sum(map(_operations, loop.eqns)) > _OPERATIONS or _has_predicted_branch(loop):
+    """Returns the steps of an iteration, or 0 for a loop that is not tiny, or would not be one kernel."""
+    if sum(map(_operations, loop.eqns)) > _MAX_OPERATIONS or _has_predicted_branch(loop):
         return 0
     size = max(
         _STEPS if estimator.machine.one_kernel_bytes == math.inf else _STEPS_WITHIN_LIMIT,
         int(loop.unroll),
     )
     inside = estimator.part(loop.eqns, loop.outputs)
-    several = inside._replace(touched_bytes=int(_MARGIN * size * inside.touched_bytes))
+    several = inside._replace(touched_bytes=int(_BYTES_MARGIN * size * inside.touched_bytes))
     return size if size <= min(2 * _STEPS, loop.length) and estimator.is_small(loop, several) else 0
 
 
@@ -230,14 +210,15 @@ def _is_tiny(eqn: jaxprs.Eqn) -> bool:
 def _is_large(v: Var) -> bool:
     return (
         jnp.issubdtype(v.aval.dtype, jax.dtypes.extended)
-        or jaxprs.elements(v.aval.shape) > _LARGEST
+        or jaxprs.elements(v.aval.shape) > _MAX_ELEMENTS
     )
 
 
 def _has_predicted_branch(loop: Loop) -> bool:
     """Returns True if the carry selects among values that do not depend on it.
 
-    XLA:CPU makes a branch of this in a loop of one step a trip. The processor predicts it, and does not wait for the carry.
+    XLA:CPU makes a branch of this in a loop of one step an iteration. The processor predicts it, and does not wait for
+    the carry.
     """
     moving = jaxprs.depends(loop.eqns, loop.carry)
     selections = [
@@ -257,29 +238,36 @@ class Cycles:
     def __init__(self, loop: Loop):
         self.loop = loop
         self.operations = sum(map(_operations, loop.eqns))
-        self.around = _TRIP + _CARRIED * len(loop.carry)
+        self.iteration = TINY_LOOP.iteration + TINY_LOOP.carried * len(loop.carry)
 
     @property
     def as_it_is(self) -> float:
-        return max(_LATENCY * self._longest(fused=False), _ISSUE * self.operations) + self.around
+        return self._step(fused=False) + self.iteration
 
     def unrolled(self, size: int) -> float:
-        return (
-            max(_LATENCY * self._longest(fused=True), _ISSUE * self.operations) + self.around / size
-        )
+        return self._step(fused=True) + self.iteration / size
 
     def in_blocks(self, call: AffineCall) -> float:
+        costs = TINY_LOOP
         n = len(call.step.carries)
         m = len(call.step.inputs)
         values = len(call.step.values)
         is_stored = call.step.stored != "none"
         products = 0
-        core = _OF_ORDER.get(n, 0.0)
+        carries = {1: costs.first_order, 2: costs.second_order}.get(n, 0.0)
         if n > 2 or (n == 2 and not is_stored):
-            core = _RESPONSE * m * (values + (not is_stored)) + _VALUE * (values + 1)
+            carries = costs.response * m * (values + (not is_stored)) + costs.value * (values + 1)
             products = BLOCK * (n + values) * n * (n + m + 1)
-        in_tile = sum(min(_operations(e), _FUNCTION) for e in call.tile_eqns) + len(call.sums.inner)
-        return core + _IN_TILE * in_tile + (_CALL + _POWERS * products) / int(self.loop.length)
+        in_tile: float = len(call.sums.inner)
+        for eqn in call.tile_eqns:
+            in_tile += min(_operations(eqn), costs.operations_of_function)
+        once = costs.call + costs.product_of_powers * products
+        return carries + costs.operation_in_tile * in_tile + once / int(self.loop.length)
+
+    def _step(self, fused: bool) -> float:
+        """Returns the cycles of a step without its iteration: it waits for results, or for units that compute."""
+        waiting = TINY_LOOP.latency * self._longest(fused)
+        return max(waiting, TINY_LOOP.issue * self.operations)
 
     def _longest(self, fused: bool) -> float:
         """Returns the longest path of operations from a carry to its next value, or to that of one that reads it.
@@ -289,24 +277,21 @@ class Cycles:
         """
         loop = self.loop
         longest = 0.0
-        added = (
-            {v for e in loop.eqns if primitives.is_sum(e) for v in jaxprs.inputs(e)}
-            if fused
-            else frozenset[Var]()
-        )
+        added: set[Var] = set()
+        if fused:
+            for eqn in filter(primitives.is_sum, loop.eqns):
+                added.update(jaxprs.inputs(eqn))
         for group in jaxprs.carry_groups(loop.eqns, loop.carry, loop.carry_out).groups:
             length = dict.fromkeys((loop.carry[i] for i in group), 0.0)
             for eqn in loop.eqns:
                 before = [length[v] for v in jaxprs.inputs(eqn) if v in length]
-                if before:
-                    is_free = eqn.primitive.name == "mul" and eqn.outvars[0] in added
-                    length.update(
-                        dict.fromkeys(
-                            eqn.outvars, max(before) + (0 if is_free else _operations(eqn))
-                        )
-                    )
-            ends = [
-                length[a] for a in (loop.carry_out[i] for i in group) if jaxprs.is_in(a, length)
-            ]
-            longest = max(longest, *ends, 0.0)
+                if not before:
+                    continue
+                is_free = eqn.primitive.name == "mul" and eqn.outvars[0] in added
+                own = 0 if is_free else _operations(eqn)
+                length.update(dict.fromkeys(eqn.outvars, max(before) + own))
+            for i in group:
+                out = loop.carry_out[i]
+                if jaxprs.is_in(out, length):
+                    longest = max(longest, length[out])
         return longest

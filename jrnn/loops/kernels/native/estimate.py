@@ -1,37 +1,23 @@
 """What a call of the kernel costs, in the terms of the cost model (`loops/costs/estimates.py`): times of one core.
 
-Ratios to the constants of the machine, measured on AMD EPYCs with AVX-512 and with AVX2 (docs/notes/native_kernel.md).
+Its constants are `costs.constants.NativeKernelCosts`.
 """
 
 from __future__ import annotations
 
 import math
 
+from jrnn.loops.costs.constants import NATIVE_KERNEL
 from jrnn.loops.costs.machines import Machine
 from jrnn.loops.kernels.native.operations import Operation
 from jrnn.loops.kernels.native.program import KernelProgram
 from jrnn.loops.kernels.native.views import View
 
-_RATE = 1.15  # products run so many times as fast as those of XLA, whose weights are packed at each call
-_FAR = 4  # packed matrices larger than so many caches of a core are not read while products run
-_PACKING = 2  # packing takes so many times as long as reading from memory
-_CALL = 100  # a call takes as long as so many kernels of XLA: decoding, memory and threads
-# the same of a stage and of an instruction
-_STAGE = 0.6
-_INSTRUCTION = 0.15
-_KERNELS_PER_ROW = 0.1  # the same of a reduction of one row, and of a row of a product whose last panel is not full
-# an instruction on one element, and a function of it, compared with those of XLA
-_ELEMENT = 2
-_FUNCTION = 0.5
-_SCALAR = 20  # the same of a function without vectors
 _FUNCTIONS = frozenset(("exp", "expm1", "log", "log1p", "logistic", "tanh"))
-_PANELS = {
-    "avx512": 256,
-    "avx2": 64,
-    "base": 32,
-}  # bytes of the columns that a product computes, even if it needs few
-_SCALARS = frozenset(("cos", "erf", "sin"))
+_SCALARS = frozenset(("cos", "erf", "sin"))  # functions without vectors
 _REDUCTIONS = frozenset(("reduce_min", "reduce_max", "reduce_sum"))
+# Bytes of the columns that a product computes, even if it needs few, by the set of instructions.
+_PANEL_BYTES = {"avx512": 256, "avx2": 64, "base": 32}
 
 
 def matrix_bytes(program: KernelProgram) -> int:
@@ -45,32 +31,44 @@ def _bytes(products: list[Operation], program: KernelProgram) -> int:
 
 def terms(program: KernelProgram, machine: Machine, instructions: str) -> dict[str, float]:
     """Returns the time of all steps on one core with a set of instructions, by the names of `costs/estimates.py`."""
-    size = matrix_bytes(program)
-    wide = program.dtype.itemsize / 4
+    costs = NATIVE_KERNEL
+    itemsize = program.dtype.itemsize
+    wide = itemsize / 4
     steps = program.loop.length
-    panel = _PANELS[instructions] // program.dtype.itemsize if program.rows > 1 else 1
-    computed = [(-(-o.width // panel) * panel, o) for o in _products(program)]
-    operations = sum(2 * program.rows * width * o.matrix.dims[0][0] for width, o in computed) * wide
-    computing = operations / (_RATE * machine.product_rate)
-    reading = size / machine.cache_rate
-    products = (
-        computing + reading if size > _FAR * machine.core_cache_bytes else max(computing, reading)
-    )
+    all_products = _products(program)
     work = [o for stage in program.stages for o in stage if o.kind != "product"]
-    calls = machine.kernel * (_STAGE * len(program.stages) + _INSTRUCTION * len(work))
-    by_row = sum(width > o.width for width, o in computed) + sum(
-        o.kind in _REDUCTIONS for o in work
-    )
-    calls += machine.kernel * _KERNELS_PER_ROW * program.rows * by_row
-    plain = [
-        o for o in _products(program) if program.rows == 1 and o.matrix.dims[1][1] == 1
-    ]  # read as they are
-    elements = sum(_each(o, machine) * _width(o) for o in work) * program.rows * wide
+
+    # Products, and the reading of their matrices.
+    size = matrix_bytes(program)
+    panel = _PANEL_BYTES[instructions] // itemsize if program.rows > 1 else 1
+    operations = 0
+    partial_panels = 0
+    for product in all_products:
+        width = -(-product.width // panel) * panel
+        operations += 2 * program.rows * width * product.matrix.dims[0][0]
+        partial_panels += width > product.width
+    computing = operations * wide / (costs.product_speedup * machine.product_rate)
+    reading = size / machine.cache_rate
+    if size > costs.far_caches * machine.core_cache_bytes:
+        products = computing + reading
+    else:
+        products = max(computing, reading)
+
+    # Stages, instructions and rows.
+    reductions = sum(o.kind in _REDUCTIONS for o in work)
+    kernels = costs.stage_kernels * len(program.stages) + costs.instruction_kernels * len(work)
+    kernels += costs.row_kernels * program.rows * (partial_panels + reductions)
+
+    elements = sum(_seconds_of_element(o, machine) * _width(o) for o in work)
+    unpacked = []  # matrices that are read as they are
+    if program.rows == 1:
+        unpacked = [o for o in all_products if o.matrix.dims[1][1] == 1]
+    packed_bytes = size - _bytes(unpacked, program)
     return {
         "products": steps * products,
-        "elements": steps * elements,
-        "calls": _CALL * machine.kernel + steps * calls,
-        "packing": _PACKING * (size - _bytes(plain, program)) / machine.read_rate,
+        "elements": steps * elements * program.rows * wide,
+        "calls": (costs.call_kernels + steps * kernels) * machine.kernel,
+        "packing": costs.packing_per_read * packed_bytes / machine.read_rate,
     }
 
 
@@ -86,7 +84,9 @@ def _width(o: Operation) -> int:
     return math.prod(n for axis, (n, _) in enumerate(read.dims) if axis != read.row)
 
 
-def _each(o: Operation, machine: Machine) -> float:
+def _seconds_of_element(o: Operation, machine: Machine) -> float:
     if o.kind in _FUNCTIONS:
-        return _FUNCTION * machine.function
-    return _SCALAR * machine.function if o.kind in _SCALARS else _ELEMENT * machine.element
+        return NATIVE_KERNEL.function_per_xla * machine.function
+    if o.kind in _SCALARS:
+        return NATIVE_KERNEL.scalar_function_per_xla * machine.function
+    return NATIVE_KERNEL.element_per_xla * machine.element
