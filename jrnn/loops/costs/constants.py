@@ -38,6 +38,75 @@ class NativeKernelCosts(NamedTuple):
     scalar_function_per_xla: float = 20
 
 
+class EquationCosts(NamedTuple):
+    """What single equations cost on XLA:CPU, in the rates of a machine. A "function" is the time of one value of `tanh`.
+
+    Attributes:
+        sorting_functions: an element of a sort, in functions, for each doubling of the length.
+        selecting_functions: an element of a `top_k`.
+        running_functions: an element of a running sum or maximum.
+        placed_functions: an element that a lookup or an update places.
+        index_functions: an index of a lookup or an update at one step.
+        index_functions_of_all_steps: the same for all steps together, which XLA:CPU does not vectorize.
+        draw_functions, draw_min_elements: an element of a draw of random bits at one step, which is elementwise work, and
+            the fewest elements that it costs as much as.
+        draw_functions_of_all_steps, draw_min_elements_of_all_steps: the same for all steps together.
+        draw_kernels_of_all_steps: the kernels of a draw for all steps together.
+        draw_kernels_in_one: the kernels of a draw at one step whose rounds are one kernel (jax 0.10.2: 0.6 us for 4 to 128
+            words).
+        draw_kernels_in_several: the same if they are several (2.9 us for 160 to 1,024 words).
+        gamma_functions: a number of the gamma distribution, which is drawn by rejection: 200 ns with jax 0.12.
+        min_elements: arrays with fewer elements cost as much as arrays with this number.
+        unvectorized_from, unvectorized_to: XLA:CPU unrolls loops over this range of elements, more than a vector has, and
+            computes functions of each by itself: with jax 0.12 a step with one logistic function of 8, 16 and 64 elements
+            took 40, 84 and 56 ns.
+        unvectorized_functions: a function of such an element.
+        solver_operations: an operation of a solver on small matrices, in operations of a product.
+        batched_systems: many triangular systems at once, which JAX does not give to LAPACK, over the time of one each.
+        transposed: a product x W^T in a loop, over the time of x W.
+        one_row_fraction: XLA before jaxlib 0.12 writes small products of one row itself: the part of what a tiny product
+            costs more. With jax 0.10.2 [1, 32] by [32, 32] takes 113 ns, of 222 that would be estimated.
+        own_cache: the rate of a core's own cache over that of one that cores share.
+        vector_elements: of a vector.
+        min_packed_rows: a product of fewer rows reads its other operand in place; others pack it first, at each call.
+        min_packed_caches: smaller operands, in caches of a core, stay there, where packing them takes little.
+        packed_bytes_of_result: results of many steps at once leave these caches: each byte takes as long as packing this
+            number.
+        convolution_operations: an operation of a small convolution, in operations of a product.
+        convolution_calls: the call of a convolution, in calls of a product.
+    """
+
+    sorting_functions: float = 8
+    selecting_functions: float = 7
+    running_functions: float = 7
+    placed_functions: float = 0.5
+    index_functions: float = 3
+    index_functions_of_all_steps: float = 30
+    draw_functions: float = 4
+    draw_min_elements: int = 32
+    draw_functions_of_all_steps: float = 6
+    draw_min_elements_of_all_steps: int = 8
+    draw_kernels_of_all_steps: int = 70
+    draw_kernels_in_one: int = 6
+    draw_kernels_in_several: int = 29
+    gamma_functions: float = 300
+    min_elements: int = 24
+    unvectorized_from: int = 9
+    unvectorized_to: int = 32
+    unvectorized_functions: float = 6
+    solver_operations: float = 30
+    batched_systems: float = 10
+    transposed: float = 1.25
+    one_row_fraction: float = 0.5
+    own_cache: float = 2
+    vector_elements: int = 8
+    min_packed_rows: int = 8
+    min_packed_caches: float = 0.25
+    packed_bytes_of_result: float = 4
+    convolution_operations: float = 4
+    convolution_calls: float = 6
+
+
 class TinyLoopCycles(NamedTuple):
     """The cycles of tiny loops, measured on loops of 16,000 steps with jax 0.12 (scripts/benchmarks/tiny_loops.py).
 
@@ -119,6 +188,7 @@ class CompileSeconds(NamedTuple):
     equations_by_steps: int = 3
 
 
+EQUATIONS = EquationCosts()
 NATIVE_KERNEL = NativeKernelCosts()
 TINY_LOOP = TinyLoopCycles()
 CHUNKS = ChunkCosts()

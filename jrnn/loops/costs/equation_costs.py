@@ -13,51 +13,14 @@ import numpy as np
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
 from jrnn.jaxprs.jax_internals import XLA_MAKES_ONE_KERNEL
+from jrnn.loops.costs.constants import EQUATIONS
 from jrnn.loops.costs.machines import CPU, Machine
 
-# Times of one element of these, compared with a function, measured on a CPU: `sort` for each doubling of the length.
-_SORTING = 8
-_SELECTING = 7
-_RUNNING = 7
-_FUNCTIONS_PER_ELEMENT = 0.5  # that a lookup or an update places
-_FUNCTIONS_PER_INDEX = (
-    3,
-    30,
-)  # at one step; and for all steps together, which XLA:CPU does not vectorize
-# A draw of random bits is elementwise work: the time of one element, and the fewest elements that a draw costs as much as,
-# at one step and for all steps together.
-_DRAWING = (4, 32)
-_DRAWING_FOR_ALL = (6, 8)
-# The kernels of a draw for all steps together; and at one step, if its rounds are one kernel (jax 0.10.2: 0.6 us for 4 to
-# 128 words) or several (2.9 us for 160 to 1,024 words).
-_ROUNDS = 70
-_ROUNDS_OF_ONE_STEP = (6, 29)
-_GAMMA = 300  # functions, of one number, which is drawn by rejection: 200 ns with jax 0.12
 LIBRARY_SUM = 4_096  # elements of a reduction that XLA:CPU gives to a library
 LARGE_PRODUCT = 2 * LIBRARY_SUM  # operations of a product that stays a call
-MIN_ELEMENTS = 24  # arrays with fewer elements cost as much as with so many
-# XLA:CPU unrolls loops over so few elements, more than a vector has, and computes functions of each by itself: with jax 0.12
-# a step with one logistic function of 8, 16 and 64 elements took 40, 84 and 56 ns.
-_UNVECTORIZED = range(9, 33)
-_UNVECTORIZED_COST = 6
+# Operations from which a product of bfloat16 is faster than one of float32: see `Machine.bfloat16`.
+_LARGE_NARROW_PRODUCT = 1 << 19
 _FLOAT64 = np.dtype("float64")
-_SOLVING = 30  # an operation of a solver on small matrices takes so many times the time of one in a product
-_LARGE = (
-    1 << 19
-)  # operations from which a product of bfloat16 is faster than one of float32: see `Machine.bfloat16`
-_TRANSPOSED = 1.25  # a product x W^T in a loop takes so many times the time of x W
-# XLA before jaxlib 0.12 writes small products of one row itself, where others are slower than large ones by calls: with jax
-# 0.10.2 [1, 32] by [32, 32] takes 113 ns, of 222 that would be estimated, and [1, 64] by [64, 64] 422 of 565.
-_ONE_ROW_FRACTION = 0.5  # of what a tiny product costs more
-_OWN_CACHE = 2  # a core reads its own cache so many times as fast as one that cores share
-_VECTOR = 8  # elements
-_PACKED_ROWS = 8  # a product of fewer rows reads its other operand in place; others pack it first, at each call
-_PACKED = 0.25  # smaller operands, in parts of the cache of a core, stay there, where packing them takes little
-_RESULTS = 4  # results of many steps at once leave these caches: each byte takes as long as packing so many
-# an operation of a small convolution, compared with products; and its call
-_CONVOLVING = 4
-_CONVOLUTION = 6
-_BATCHED = 10  # many triangular systems at once, which JAX does not give to LAPACK, take so many times the time of one
 
 
 def is_call(eqn: Eqn) -> bool:
@@ -94,42 +57,33 @@ def call_seconds(eqn: Eqn, machine: Machine, all_steps: bool = False) -> float:
     if eqn.primitive.name == "dot_general":
         if all_steps:
             return machine.bulk_call
-        in_the_loop = (
-            is_matvec(eqn) and machine.elementwise_trip < machine.kernel
-        )  # a kernel a loop, as on a CPU
-        if in_the_loop:
-            return 0.0
-        slower = (
-            _ONE_ROW_FRACTION if has_one_row(eqn) and jaxprs.operations(eqn) <= LARGE_PRODUCT else 1
-        )
+        if is_matvec(eqn) and machine.elementwise_trip < machine.kernel:
+            return 0.0  # a kernel a loop, as on a CPU: the product is in it
+        is_written_out = has_one_row(eqn) and jaxprs.operations(eqn) <= LARGE_PRODUCT
+        slower = EQUATIONS.one_row_fraction if is_written_out else 1
         return machine.kernel + slower * _tiny_seconds(eqn, machine)
     if primitives.is_kind(eqn, "draw"):
-        return (_ROUNDS if all_steps else _rounds(eqn, machine)) * machine.kernel
+        kernels = _draw_kernels(eqn, machine)
+        return (EQUATIONS.draw_kernels_of_all_steps if all_steps else kernels) * machine.kernel
     if primitives.is_kind(eqn, "lookup") or eqn.primitive.name == "dynamic_update_slice":
         return 0.0  # part of a kernel
     if eqn.primitive.name == "conv_general_dilated":
-        return _CONVOLUTION * machine.call
+        return EQUATIONS.convolution_calls * machine.call
     return machine.call if primitives.is_contraction(eqn) else machine.kernel
 
 
-def _rounds(eqn: Eqn, machine: Machine) -> int:
+def _draw_kernels(eqn: Eqn, machine: Machine) -> int:
     """Returns the kernels of a draw at one step, whose rounds are an inner loop: none if it is part of the step's kernel."""
     if machine.one_kernel_bytes == math.inf:
         return 0
-    one_kernel, several = _ROUNDS_OF_ONE_STEP
-    return (
-        one_kernel
-        if 2 * sum(map(jaxprs.nbytes, eqn.outvars)) <= machine.one_kernel_bytes
-        else several
-    )
+    is_one_kernel = 2 * sum(map(jaxprs.nbytes, eqn.outvars)) <= machine.one_kernel_bytes
+    return EQUATIONS.draw_kernels_in_one if is_one_kernel else EQUATIONS.draw_kernels_in_several
 
 
 def _tiny_seconds(eqn: Eqn, machine: Machine) -> float:
-    """Returns what a product costs next to its operations at the rate of large ones."""
-    return min(
-        machine.call,
-        jaxprs.operations(eqn) * (1 / machine.tiny_product_rate - 1 / machine.product_rate),
-    )
+    """Returns what a product costs in addition to its operations at the rate of large ones."""
+    slower = 1 / machine.tiny_product_rate - 1 / machine.product_rate
+    return min(machine.call, jaxprs.operations(eqn) * slower)
 
 
 def is_matvec(eqn: Eqn) -> bool:
@@ -172,103 +126,152 @@ def packing_seconds(
     """
     if eqn.primitive.name != "dot_general" or is_matvec(eqn):
         return 0.0
-    axes, batch = eqn.params["dimension_numbers"]
-    moved = [(a.aval.shape, at) for a, at in zip(eqn.invars, axes) if jaxprs.is_in(a, moving)]
-    rows = [jaxprs.elements([n for i, n in enumerate(shape) if i not in at]) for shape, at in moved]
-    if any(batch) or len(rows) != 1 or rows[0] < _PACKED_ROWS:
+    contracted, batch = eqn.params["dimension_numbers"]
+    rows = []
+    packed_bytes = 0
+    result_bytes = sum(map(jaxprs.nbytes, eqn.outvars))
+    for operand, axes in zip(eqn.invars, contracted):
+        if not jaxprs.is_in(operand, moving):
+            packed_bytes += jaxprs.nbytes(operand)
+            continue
+        sizes = [n for i, n in enumerate(operand.aval.shape) if i not in axes]
+        rows.append(jaxprs.elements(sizes))
+        if operand not in xs:
+            result_bytes += jaxprs.nbytes(operand)
+    if any(batch) or len(rows) != 1 or rows[0] < EQUATIONS.min_packed_rows:
         return 0.0
-    size = sum(jaxprs.nbytes(a) for a in eqn.invars if not jaxprs.is_in(a, moving))
-    results = sum(map(jaxprs.nbytes, eqn.outvars))
-    results += sum(jaxprs.nbytes(a) for a in eqn.invars if jaxprs.is_in(a, moving) and a not in xs)
-    if size <= _PACKED * machine.core_cache_bytes:
+    if packed_bytes <= EQUATIONS.min_packed_caches * machine.core_cache_bytes:
         return 0.0
-    return max(size - _RESULTS * results, 0) / (
-        machine.read_rate if size > machine.core_cache_bytes else _OWN_CACHE * machine.cache_rate
-    )
+    is_far = packed_bytes > machine.core_cache_bytes
+    rate = machine.read_rate if is_far else EQUATIONS.own_cache * machine.cache_rate
+    return max(packed_bytes - EQUATIONS.packed_bytes_of_result * result_bytes, 0) / rate
 
 
 def operation_seconds(eqn: Eqn, machine: Machine) -> float:
     """Returns the time of the operations of a product."""
     operations = jaxprs.operations(eqn)
-    narrow = all(a.aval.dtype == jnp.bfloat16 for a in eqn.invars)
-    return (
-        operations
-        / machine.product_rate
-        / (machine.bfloat16 if narrow and operations >= _LARGE else 1.0)
+    seconds = operations / machine.product_rate
+    is_narrow = all(a.aval.dtype == jnp.bfloat16 for a in eqn.invars)
+    return seconds / (
+        machine.bfloat16 if is_narrow and operations >= _LARGE_NARROW_PRODUCT else 1.0
     )
 
 
 def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) -> float:
+    """Returns the time of a product, a convolution, a solver, a sort, a draw or a running sum, without its call.
+
+    Args:
+        eqn: the equation.
+        moving: the values that differ between steps, if it is computed for all steps together; None for one step.
+        machine: the constants.
+    """
+
     def is_read(atom: Atom) -> bool:
         return moving is None or jaxprs.is_in(atom, moving)
 
     name = eqn.primitive.name
-    out = sum(map(jaxprs.nbytes, eqn.outvars))
-    size = out + sum(jaxprs.nbytes(a) for a in eqn.invars if is_read(a))
+    all_steps = moving is not None
+    read_bytes = sum(jaxprs.nbytes(a) for a in eqn.invars if is_read(a))
+    size = sum(map(jaxprs.nbytes, eqn.outvars)) + read_bytes
     moved = machine.reading(size, size)
     count = max((jaxprs.elements(v.aval.shape) for v in eqn.outvars), default=0)
-    shapes = [a.aval.shape for a in eqn.invars]
-    all_steps = moving is not None
     if name == "dot_general":
-        is_single = all(map(is_read, eqn.invars)) if all_steps else is_matvec(eqn)
-        if not all_steps and is_one_row(eqn):
-            is_single = any(summed < _VECTOR or 1 < rows < _VECTOR for rows, summed in _sides(eqn))
-            moved /= _OWN_CACHE if size <= machine.core_cache_bytes else 1
-        each = _tiny_seconds(eqn, machine) if is_single else 0.0
-        by_rows = _TRANSPOSED if jaxprs.is_by_rows(eqn) and not all_steps else 1.0
-        return by_rows * max(operation_seconds(eqn, machine), moved) + each
+        is_of_all = all(map(is_read, eqn.invars))
+        return _matrix_product_seconds(eqn, all_steps, is_of_all, size, moved, machine)
     if name == "conv_general_dilated":
-        numbers = eqn.params["dimension_numbers"]
-        taps = jaxprs.elements(shapes[1]) // max(jaxprs.extent(shapes[1][numbers.rhs_spec[0]]), 1)
         calls = all_steps and all(map(is_read, eqn.invars))  # a group for each step
-        return (
-            max(_CONVOLVING * 2 * count * taps / machine.product_rate, moved)
-            + calls * _CONVOLUTION * machine.call
+        return _convolution_seconds(eqn, count, moved, machine) + (
+            calls * EQUATIONS.convolution_calls * machine.call
         )
     if primitives.is_kind(eqn, "solver"):
-        n = jaxprs.extent(shapes[0][-1])
-        matrices = jaxprs.elements(shapes[0][:-2])  # also for many at once, each is one call
-        slower = _BATCHED if name == "triangular_solve" and (all_steps or matrices > 1) else 1
-        return slower * (
-            matrices * machine.call
-            + jaxprs.elements(shapes[0]) * n * _SOLVING / machine.product_rate
-        )
+        return _solver_seconds(eqn, all_steps, machine)
     if name == "optimization_barrier":
         return moved
-    of_first = jaxprs.elements(shapes[0]) if shapes else count
+    shape: tuple[Any, ...] = eqn.invars[0].aval.shape if eqn.invars else ()
+    first_count = jaxprs.elements(shape) if eqn.invars else count
     if name == "sort":
-        n = jaxprs.extent(shapes[0][-1])
-        return _SORTING * of_first * math.log2(n + 1) * machine.function
+        doublings = math.log2(jaxprs.extent(shape[-1]) + 1)
+        return EQUATIONS.sorting_functions * first_count * doublings * machine.function
     if name in ("top_k", "approx_top_k"):
-        return _SELECTING * of_first * machine.function
+        return EQUATIONS.selecting_functions * first_count * machine.function
     if name == "random_gamma":
-        return _GAMMA * count * machine.function
+        return EQUATIONS.gamma_functions * count * machine.function
     if primitives.is_kind(eqn, "draw"):
-        drawing, min_count = _DRAWING_FOR_ALL if all_steps else _DRAWING
-        return moved + drawing * max(count, min_count) * machine.function
-    slower = _RUNNING if primitives.is_kind(eqn, "running") else 1
+        functions = EQUATIONS.draw_functions * max(count, EQUATIONS.draw_min_elements)
+        if all_steps:
+            drawn = max(count, EQUATIONS.draw_min_elements_of_all_steps)
+            functions = EQUATIONS.draw_functions_of_all_steps * drawn
+        return moved + functions * machine.function
+    slower = EQUATIONS.running_functions if primitives.is_kind(eqn, "running") else 1
     return moved + slower * count * machine.function
+
+
+def _matrix_product_seconds(
+    eqn: Eqn, all_steps: bool, is_of_all: bool, size: int, moved: float, machine: Machine
+) -> float:
+    """Returns the time of a product: of its operations or of reading its operands, whichever takes longer.
+
+    Args:
+        eqn: the product.
+        all_steps: it is computed for all steps together.
+        is_of_all: both operands differ between steps, so that it is many products.
+        size: the bytes that it reads and writes.
+        moved: the time of reading and writing these bytes.
+        machine: the constants.
+    """
+    is_tiny = is_of_all if all_steps else is_matvec(eqn)
+    if not all_steps and is_one_row(eqn):
+        lanes = EQUATIONS.vector_elements
+        is_tiny = any(summed < lanes or 1 < rows < lanes for rows, summed in _sides(eqn))
+        if size <= machine.core_cache_bytes:
+            moved /= EQUATIONS.own_cache
+    added = _tiny_seconds(eqn, machine) if is_tiny else 0.0
+    by_rows = EQUATIONS.transposed if jaxprs.is_by_rows(eqn) and not all_steps else 1.0
+    return by_rows * max(operation_seconds(eqn, machine), moved) + added
+
+
+def _convolution_seconds(eqn: Eqn, count: int, moved: float, machine: Machine) -> float:
+    numbers = eqn.params["dimension_numbers"]
+    kernel = eqn.invars[1].aval.shape
+    taps = jaxprs.elements(kernel) // max(jaxprs.extent(kernel[numbers.rhs_spec[0]]), 1)
+    operations = EQUATIONS.convolution_operations * 2 * count * taps
+    return max(operations / machine.product_rate, moved)
+
+
+def _solver_seconds(eqn: Eqn, all_steps: bool, machine: Machine) -> float:
+    """Returns the time of a factorization or of the solution of systems. Of many matrices, each is one call."""
+    shape = eqn.invars[0].aval.shape
+    matrices = jaxprs.elements(shape[:-2])
+    is_batched = all_steps or matrices > 1
+    slower = 1.0
+    if eqn.primitive.name == "triangular_solve" and is_batched:
+        slower = EQUATIONS.batched_systems
+    operations = jaxprs.elements(shape) * jaxprs.extent(shape[-1]) * EQUATIONS.solver_operations
+    return slower * (matrices * machine.call + operations / machine.product_rate)
 
 
 def indexing_seconds(eqn: Eqn, all_steps: bool, in_place: bool, machine: Machine) -> float:
     """Returns the time of a lookup or an update at indices. An update in place moves only what it writes."""
     name = eqn.primitive.name
-    at = {"gather": 1, "dynamic_slice": None, "dynamic_update_slice": None}.get(name, 1)
-    rows = 1 if at is None else jaxprs.elements(eqn.invars[at].aval.shape[:-1])
-    table = 0
+    indices = 1
+    if name not in ("dynamic_slice", "dynamic_update_slice"):
+        indices = jaxprs.elements(eqn.invars[1].aval.shape[:-1])
+    table_bytes = 0
+    whole_bytes = 0
     if primitives.is_kind(eqn, "lookup"):
         placed = eqn.outvars[0]
-        whole = 0
-        table = jaxprs.nbytes(eqn.invars[0])
+        table_bytes = jaxprs.nbytes(eqn.invars[0])
     else:
         placed = eqn.invars[1 if name == "dynamic_update_slice" else 2]
-        whole = 0 if in_place else 2 * jaxprs.nbytes(eqn.outvars[0])
-    size = whole + 2 * jaxprs.nbytes(placed)
-    count = (
-        _FUNCTIONS_PER_ELEMENT * jaxprs.elements(placed.aval.shape)
-        + rows * _FUNCTIONS_PER_INDEX[all_steps]
-    )
-    return machine.reading(size, max(size, table)) + count * machine.function
+        if not in_place:
+            whole_bytes = 2 * jaxprs.nbytes(eqn.outvars[0])
+    size = whole_bytes + 2 * jaxprs.nbytes(placed)
+    functions = EQUATIONS.placed_functions * jaxprs.elements(placed.aval.shape)
+    if all_steps:
+        functions += EQUATIONS.index_functions_of_all_steps * indices
+    else:
+        functions += EQUATIONS.index_functions * indices
+    return machine.reading(size, max(size, table_bytes)) + functions * machine.function
 
 
 def element_seconds(eqn: Eqn, machine: Machine = CPU, alone: bool = False) -> float:
@@ -288,16 +291,17 @@ def element_seconds(eqn: Eqn, machine: Machine = CPU, alone: bool = False) -> fl
     wide = 1.0  # a vector has half as many numbers of 64 bits, and XLA:CPU sums products of these by themselves
     if _FLOAT64 in [aval.dtype for aval in avals]:
         wide = 4.0 if reduces else 2.0
-    count = max(
-        wide * max([jaxprs.elements(aval.shape) for aval in avals], default=1), MIN_ELEMENTS
-    )
+    elements = max([jaxprs.elements(aval.shape) for aval in avals], default=1)
+    count = max(wide * elements, EQUATIONS.min_elements)
     if cost is not None:
         size = jaxprs.elements(eqn.outvars[0].aval.shape)
-        by_itself = (
-            alone and size in _UNVECTORIZED and machine.elementwise_trip < machine.kernel
-        )  # as on a CPU
-        return (_UNVECTORIZED_COST * wide * size if by_itself else count) * machine.function * cost
-    last = (
-        reduces and eqn.invars[0].aval.ndim - 1 in eqn.params["axes"]
-    )  # XLA:CPU vectorizes others
-    return count * machine.element * (4.0 if last else 1.5 if reduces else 1.0)
+        is_on_cpu = machine.elementwise_trip < machine.kernel
+        is_unrolled = EQUATIONS.unvectorized_from <= size <= EQUATIONS.unvectorized_to
+        if alone and is_on_cpu and is_unrolled:
+            count = EQUATIONS.unvectorized_functions * wide * size
+        return count * machine.function * cost
+    slower = 1.0
+    if reduces:
+        is_along_last = eqn.invars[0].aval.ndim - 1 in eqn.params["axes"]
+        slower = 4.0 if is_along_last else 1.5  # XLA:CPU vectorizes reductions along other axes
+    return count * machine.element * slower

@@ -19,8 +19,8 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Var, primitives
 from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.costs.bounds import ELEMENTWISE_MIN_GAIN
-from jrnn.loops.costs.constants import TINY_LOOP
-from jrnn.loops.costs.equation_costs import MIN_ELEMENTS, element_seconds
+from jrnn.loops.costs.constants import EQUATIONS, TINY_LOOP
+from jrnn.loops.costs.equation_costs import element_seconds
 from jrnn.loops.costs.estimates import Estimate, Estimator, estimate, total
 from jrnn.loops.costs.machines import CPU
 from jrnn.loops.ir import Loop, Refused, Results
@@ -229,7 +229,7 @@ def _has_predicted_branch(loop: Loop) -> bool:
 
 def _operations(eqn: jaxprs.Eqn) -> float:
     """Returns the operations of an equation, a function as several."""
-    return element_seconds(eqn, CPU) / (MIN_ELEMENTS * CPU.element)
+    return element_seconds(eqn, CPU) / (EQUATIONS.min_elements * CPU.element)
 
 
 class Cycles:
