@@ -217,9 +217,55 @@ def shared_functions(n):
     return lambda c, x: (function(c) + x, c), STATE
 
 
+def many_carries(n):
+    """A ring of n carries, each of which reads the one before."""
+
+    def step(carry, x):
+        return tuple(jnp.tanh(carry[i - 1]) + x for i in range(n)), carry[0]
+
+    return step, (STATE,) * n
+
+
+def many_outputs(n):
+    def step(c, x):
+        return jnp.tanh(c) + x, [jnp.sin(c * i) for i in range(n)]
+
+    return step, STATE
+
+
+def products(n):
+    """The step closes over n matrices."""
+    weights = [jnp.full((64, 64), 0.01 * i) for i in range(n)]
+
+    def step(c, x):
+        for w in weights:
+            c = c + jnp.tanh(c @ w)
+        return c + x, c
+
+    return step, STATE
+
+
+def slices(n):
+    def step(c, x):
+        parts = [jnp.tanh(c[:, i : i + 2]) for i in range(n)]
+        return jnp.tanh(c) + jnp.tile(sum(parts), (1, 32)) + x, c
+
+    return step, STATE
+
+
+def inner_loops(n):
+    def step(c, x):
+        for _ in range(n):
+            c = jax.lax.scan(lambda c, _: (jnp.tanh(c) * 0.5, None), c, None, length=3)[0]
+        return c + x, c
+
+    return step, STATE
+
+
+CARRIES = [many_carries, many_outputs, products, slices, inner_loops]
 VECTORS = [euler, logistic, where_chain, pairs, lotka_volterra, newton, packed]
 MATRICES = [corrected_rows, repeated_decays, known_products, delta_rules]
-FAMILIES = [*VECTORS, *MATRICES, shared_functions]
+FAMILIES = [*VECTORS, *CARRIES, *MATRICES, shared_functions]
 # Matrix states run step by step beyond some number of terms. JAX itself reads a shared function at
 # each call where it looks for devices: at 20 levels, a million times.
 SIZES = {known_products: (16, 64), delta_rules: (16, 64), shared_functions: (7, 14)}
