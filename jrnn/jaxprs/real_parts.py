@@ -113,6 +113,12 @@ def _apply(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
 # Functions ---------------------------------------------------------------------------------------------------------
 
 
+def _joined(eqn: jaxprs.Eqn, re: Any, im: Any) -> Pair:
+    """A pair of one shape. JAX 0.12 gives one part as a scalar, where it transposes the real part of a number."""
+    shape = eqn.outvars[0].aval.shape
+    return Pair(*(jnp.broadcast_to(part, shape) for part in (re, im)))
+
+
 def _exp(eqn: jaxprs.Eqn, z: Pair) -> Pair:
     size = jnp.exp(z.re)
     return Pair(size * jnp.cos(z.im), size * jnp.sin(z.im))
@@ -158,7 +164,7 @@ def _product(eqn: jaxprs.Eqn, a: Pair, b: Pair) -> Pair:
 
 
 _RULES: dict[str, Callable[..., Any]] = {
-    "complex": lambda eqn, re, im: Pair(re, im),
+    "complex": _joined,
     "real": lambda eqn, z: z.re,
     "imag": lambda eqn, z: z.im,
     "conj": lambda eqn, z: Pair(z.re, -z.im) if isinstance(z, Pair) else Pair(z, jnp.zeros_like(z)),

@@ -59,7 +59,20 @@ def loops(x, y):
     return last, ys, n, grown, chosen, jax.jit(jnp.conj)(z), x + 1
 
 
-@pytest.mark.parametrize("fn", [elementwise, shaped, loops])
+def gradients(x, y):
+    """JAX transposes real and imaginary parts to complex numbers of which one part is a scalar zero."""
+
+    def loss(x, y):
+        z = lax.complex(x, y)
+        _, ys = lax.scan(lambda c, v: (0.5j * c + v, jnp.exp(c) * v), jnp.zeros(2, z.dtype), z)
+        return (
+            jnp.sum(ys.real) - jnp.sum(jnp.sin(ys.imag)) + jnp.sum(jnp.abs(jnp.conj(z) / (ys + 3)))
+        )
+
+    return jax.grad(loss, (0, 1))(x, y)
+
+
+@pytest.mark.parametrize("fn", [elementwise, shaped, loops, gradients])
 def test_parts_are_those_of_the_complex_numbers(fn, x64):
     rng = np.random.default_rng(0)
     args = rng.standard_normal((2, 2, 2))
