@@ -107,8 +107,9 @@ def compiled_once(run: Run, functions: Sequence[Callable], options: Any, arrays:
     closed = None if trace_context is None else call.traces.get(key)
     if closed is None:
         closed, shape = jax.make_jaxpr(call, return_shape=True)(arrays)
-        if not are_arrays(list(map(jax.typeof, closed.consts))):
-            return run(functions, options, arrays)  # a type of JAX's users may not be an argument
+        if any(getattr(jax.typeof(value), "is_high", False) for value in closed.consts):
+            # A value of such a type may not be an argument of a program.
+            return jax.tree.unflatten(jax.tree.structure(shape), jaxpr_as_fun(closed)(*leaves))
         call.traces[key] = closed
         if closed not in _compiled:
             _compiled[closed] = jax.jit(_evaluation(closed)), jax.tree.structure(shape)
