@@ -29,7 +29,16 @@ from jrnn.loops.costs.bounds import (
 from jrnn.loops.costs.equation_costs import LARGE_PRODUCT, is_call, product_seconds
 from jrnn.loops.costs.estimates import Estimate, Estimator, Terms, size_in_words, total
 from jrnn.loops.costs.machines import Machine
-from jrnn.loops.ir import Loop, Options, Provenance, Refused, ScanParams, observers, planning, tag
+from jrnn.loops.ir import (
+    Loop,
+    Options,
+    Provenance,
+    ScanParams,
+    Unsupported,
+    observers,
+    planning,
+    tag,
+)
 from jrnn.loops.passes import Moves, compose_views, reads_rows, split, transpose_constant_rhs
 from jrnn.loops.passes.canonical import SIMPLIFICATIONS, reads_array_literals
 from jrnn.loops.passes.canonical.axis_order import AxisOrder, normalize_axes
@@ -46,7 +55,7 @@ from jrnn.loops.strategies.try_native import try_native
 from jrnn.loops.strategies.try_split import try_split
 from jrnn.loops.strategies.try_unrolled import try_unrolled
 
-Strategy = Callable[[Context], Sequence[Candidate]]  # it may raise `Refused` with the reason
+Strategy = Callable[[Context], Sequence[Candidate]]  # it may raise `Unsupported` with the reason
 
 AUTO = "auto"  # the executor that leaves the choice to `compile_loop`
 SCAN = "scan"  # the strategy that every loop has
@@ -166,7 +175,7 @@ def _compile(loop: Loop, target: Target, options: Options, provenance: Provenanc
             )
         try:
             node = chosen.finished()
-        except Refused as why:
+        except Unsupported as why:
             return Plan.left_to_jax(target, loop, f"not {chosen.strategy}: {why}")
         plan = Plan(target, loop, adapted(node, adapters), chosen.strategy, (*notes, *refusals))
         if target.is_estimated:
@@ -203,7 +212,7 @@ def plan_to_differentiate(
     try:
         with tag.untagged(), planning.budget(scan.jaxpr):
             return try_chunks.try_chunks(scan, target, options, tangents)
-    except Refused as why:
+    except Unsupported as why:
         return Plan.left_to_jax(target, None, f"not {try_chunks.NAME}: {why}")
     except Exception as error:
         return left_after_error(error, target, None)
@@ -419,7 +428,7 @@ def _ask(strategies: dict[str, Strategy], context: Context) -> tuple[list[str], 
             proposed = list(strategy(context))
             if executor == name:
                 proposed = _within_memory(context, proposed)
-        except Refused as why:
+        except Unsupported as why:
             notes.append(f"not {name}: {why}")
             continue
         if proposed and (is_asked_for or not context.target.is_estimated):
@@ -440,7 +449,7 @@ def _within_memory(context: Context, proposed: Sequence[Candidate]) -> list[Cand
     if proposed and not fitting:
         min_bytes = min(c.estimate.memory for c in proposed)
         allowed = f"memory={memory:g} allows {size_in_words(max(max_bytes, 0))}"
-        raise Refused(f"it needs {size_in_words(min_bytes)}, and {allowed}")
+        raise Unsupported(f"it needs {size_in_words(min_bytes)}, and {allowed}")
     return fitting
 
 

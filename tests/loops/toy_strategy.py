@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.jaxprs import primitives
 from jrnn.loops.costs.estimates import Estimate, Estimator
-from jrnn.loops.ir import Loop, Refused, Results
+from jrnn.loops.ir import Loop, Results, Unsupported
 from jrnn.loops.ir.description import Description
 from jrnn.loops.plan import Candidate
 from jrnn.loops.strategies.context import Context
@@ -38,7 +38,7 @@ class CumulativeSum:
 def try_cumsum(context: Context) -> list[Candidate]:
     why = refusal(context.loop)
     if why is not None:
-        raise Refused(why)
+        raise Unsupported(why)
     return [context.candidate("cumsum", CumulativeSum(context.loop))]
 
 

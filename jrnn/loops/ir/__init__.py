@@ -4,7 +4,6 @@ In: a scan equation of JAX. Out: a `Loop` with its tag, and what observers hear 
 """
 
 from jrnn.loops.ir.loop import Loop, Results, RunLoop, ScanParams, strict_passes
-from jrnn.loops.ir.refused import Refused
 from jrnn.loops.ir.scans import (
     FlatScan,
     RunSome,
@@ -14,18 +13,19 @@ from jrnn.loops.ir.scans import (
     traced_loops,
 )
 from jrnn.loops.ir.tag import Options, Provenance, Tag
+from jrnn.loops.ir.unsupported import Unsupported
 
 __all__ = [
     "FlatScan",
     "Loop",
     "Options",
     "Provenance",
-    "Refused",
     "Results",
     "RunLoop",
     "RunSome",
     "ScanParams",
     "Tag",
+    "Unsupported",
     "promoted",
     "scan_in_chunks",
     "scan_in_pieces",

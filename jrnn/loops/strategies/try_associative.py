@@ -13,7 +13,7 @@ from typing import Any
 
 from jrnn import jaxprs
 from jrnn.loops.affine import associative
-from jrnn.loops.ir import Loop, Refused, ScanParams
+from jrnn.loops.ir import Loop, ScanParams, Unsupported
 from jrnn.loops.passes import split
 from jrnn.loops.passes.fission import is_computation
 from jrnn.loops.passes.sums import dot_smaller_first
@@ -33,13 +33,13 @@ def try_associative(context: Context) -> Sequence[Candidate]:
         fission = split_for_accelerator(context)
         why = _why_not_solved(fission.core, context)
         if why is not None:
-            raise Refused(why)
+            raise Unsupported(why)
         return [context.candidate(NAME, Split(fission, AssociativeSolve(fission.core)))]
     if not context.is_requested(NAME):
         return []
     why = associative.refusal(context.split(None).core)
     if why is not None:
-        raise Refused(why)
+        raise Unsupported(why)
     fission = split(context.loop, is_computation, contract=dot_smaller_first)
     node = Split(fission, Steps(fission.core))
     # Multiplications and additions that stay in a loop keep their order.

@@ -23,7 +23,7 @@ from jrnn.loops.costs.bounds import Bounds
 from jrnn.loops.costs.constants import CHUNKS
 from jrnn.loops.costs.estimates import Estimate, Estimator, size_in_words
 from jrnn.loops.costs.machines import Machine
-from jrnn.loops.ir import Loop, Options, Refused, ScanParams, derived
+from jrnn.loops.ir import Loop, Options, ScanParams, Unsupported, derived
 from jrnn.loops.passes import compose_views
 from jrnn.loops.passes.canonical import SIMPLIFICATIONS, reads_array_literals
 from jrnn.loops.passes.canonical.constant_carries import eliminate_carries
@@ -53,7 +53,7 @@ def try_chunks(
         tangents: which of its inputs have tangents.
 
     Raises:
-        Refused: if its steps cannot be evaluated together, or JAX's derivative stores no state.
+        Unsupported: if its steps cannot be evaluated together, or JAX's derivative stores no state.
     """
     program = expand_control(scan.jaxpr)
     original = scan.loop(program)
@@ -62,14 +62,14 @@ def try_chunks(
         check(loop)  # before it is differentiated, which reverse-mode rules in it do not allow
         stored_bytes = stored_state_bytes(loop, _moving(scan, program, adapters, tangents))
         if not stored_bytes:
-            raise Refused("this gradient reads no state")
+            raise Unsupported("this gradient reads no state")
         eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
         loop = replace(loop, eqns=tuple(eqns))
         constants = dict(zip(loop.consts, program.consts))
         names = _carry_names(scan, adapters)
         node = chunkwise(loop, constants, names, prefers_batched(target))
     except NotAffine as reason:
-        raise Refused(reason.why) from reason
+        raise Unsupported(reason.why) from reason
     node = replace(node, stored=stored_bytes)
     baseline_cost = _train_step_cost(loop, stored_bytes, target.machine)
     baseline = Candidate(LAX_SCAN, baseline_cost, Steps(loop))
@@ -137,13 +137,13 @@ def _moving(
 
 
 def _check_memory(candidate: Candidate, baseline: Candidate, bounds: Bounds) -> None:
-    """Raises `Refused` if a candidate that the caller asks for by name needs more than the option `memory` allows."""
+    """Raises `Unsupported` if a candidate that the caller asks for by name needs more than the option `memory` allows."""
     if bounds.memory is None:
         return
     max_bytes = bounds.max_bytes(baseline.estimate)
     if candidate.estimate.memory > max_bytes:
         allowed = f"memory={bounds.memory:g} allows {size_in_words(max(max_bytes, 0))}"
-        raise Refused(f"it needs {size_in_words(candidate.estimate.memory)}, and {allowed}")
+        raise Unsupported(f"it needs {size_in_words(candidate.estimate.memory)}, and {allowed}")
 
 
 def _left_to_jax(target: Target, loop: Loop, baseline: Candidate, rejected: Rejected) -> Plan:
@@ -212,13 +212,13 @@ def _carry_names(scan: ScanParams, adapters: Sequence[Any]) -> list[str]:
 
 
 def _validated(scan: ScanParams, node: Chunkwise) -> Chunkwise:
-    """Returns the node if it agrees with the loop on random numbers; raises `Refused` if not."""
+    """Returns the node if it agrees with the loop on random numbers; raises `Unsupported` if not."""
     short_scan = replace(scan, length=_COMPARED_STEPS, unroll=1)
     kind = "chunks at once" if node.batched else "chunks"
     derive = functools.partial(_run_in_short_chunks, node.batched)
     agrees, note = derived.validate(short_scan, kind, derive)
     if not agrees:
-        raise Refused(note)
+        raise Unsupported(note)
     return replace(node, notes=(*node.notes, note)) if note else node
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
 from jrnn.loops.costs.equation_costs import LARGE_PRODUCT, is_matvec, is_outer
-from jrnn.loops.ir import Refused
+from jrnn.loops.ir import Unsupported
 from jrnn.loops.passes import Moves
 from jrnn.loops.plan import Candidate
 from jrnn.loops.strategies.context import Context
@@ -39,7 +39,7 @@ def try_native(context: Context) -> Sequence[Candidate]:
     for moves, label in labels.items():
         try:
             fission, kernel = split_for_kernel(functools.partial(context.split, moves))
-        except Refused as why:
+        except Unsupported as why:
             refusal = str(why)
             continue
         if is_requested or kernel.is_worth_a_call(context.target.machine):
@@ -58,7 +58,7 @@ def _runs_elsewhere(context: Context) -> str:
 
 def _nothing(why: str, is_requested: bool) -> Sequence[Candidate]:
     if is_requested:
-        raise Refused(why)
+        raise Unsupported(why)
     return []
 
 

@@ -23,7 +23,7 @@ from jrnn.loops.costs.constants import EQUATIONS, TINY_LOOP
 from jrnn.loops.costs.equation_costs import element_seconds
 from jrnn.loops.costs.estimates import Estimate, Estimator, estimate, total
 from jrnn.loops.costs.machines import CPU
-from jrnn.loops.ir import Loop, Refused, Results
+from jrnn.loops.ir import Loop, Results, Unsupported
 from jrnn.loops.ir.description import Description, described
 from jrnn.loops.kernels.native.affine_call import BLOCK, AffineCall, affine_call
 from jrnn.loops.kernels.native.affine_step import affine_step
@@ -157,7 +157,7 @@ def _tiny_nodes(context: Context, residual: Loop, whole: Loop) -> list[Unrolled 
     why = "that is estimated to be faster"
     try:
         affine = _affine(context, whole)
-    except (NotAffine, Refused) as reason:
+    except (NotAffine, Unsupported) as reason:
         why = str(reason)
     size = _size(residual, context.estimator)
     if size:
@@ -168,16 +168,16 @@ def _tiny_nodes(context: Context, residual: Loop, whole: Loop) -> list[Unrolled 
 
 
 def _affine(context: Context, loop: Loop) -> AffineCall:
-    """Returns the call of the kernel for an affine loop; raises `NotAffine` or `Refused` if there is none."""
+    """Returns the call of the kernel for an affine loop; raises `NotAffine` or `Unsupported` if there is none."""
     if context.target.exported:
-        raise Refused("the program is exported")
+        raise Unsupported("the program is exported")
     call = affine_call(affine_step(loop))
     for i in call.step.sums:
         dtype = loop.carry[i].aval.dtype
         if dtype != call.step.dtype and jnp.issubdtype(dtype, jnp.inexact):
-            raise Refused(f"a sum is in {dtype}")
+            raise Unsupported(f"a sum is in {dtype}")
     if loop.length < BLOCK:
-        raise Refused(f"there are fewer than {BLOCK} steps")
+        raise Unsupported(f"there are fewer than {BLOCK} steps")
     return call
 
 

@@ -11,7 +11,7 @@ built, and `runner` calls it.
 
 from __future__ import annotations
 
-from jrnn.loops.ir import Loop, Refused
+from jrnn.loops.ir import Loop, Unsupported
 
 __all__ = ["NAME", "refusal"]
 
@@ -24,6 +24,6 @@ def refusal(loop: Loop) -> str | None:
 
     try:
         native_node(loop)
-    except Refused as why:
+    except Unsupported as why:
         return str(why)
     return None

@@ -21,7 +21,7 @@ import numpy as np
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var
 from jrnn.jaxprs.jax_internals import mesh_axes_type
-from jrnn.loops.ir import Loop, Refused, Results
+from jrnn.loops.ir import Loop, Results, Unsupported
 from jrnn.loops.kernels.native import library
 from jrnn.loops.kernels.native.affine_program import (
     OF_STEPS,
@@ -153,15 +153,15 @@ class Sums:
 
 
 def affine_call(step: AffineStep) -> AffineCall:
-    """Returns the call for a step. Raises `Refused` with the reason if there is none."""
+    """Returns the call for a step. Raises `Unsupported` with the reason if there is none."""
     if library.loaded().reason:
-        raise Refused(f"the kernel for CPUs is not there: {library.loaded().reason}")
+        raise Unsupported(f"the kernel for CPUs is not there: {library.loaded().reason}")
     if len(step.carries) > _CARRIES:
-        raise Refused(
+        raise Unsupported(
             f"{len(step.carries)} carries read each other, more than the {_CARRIES} of the kernel"
         )
     if len(step.inputs) * len(step.values) > _LARGEST and len(step.carries) > 1:
-        raise Refused(
+        raise Unsupported(
             f"{len(step.values)} values of {len(step.inputs)} inputs, more than the kernel computes at once"
         )
     loop = step.loop
@@ -190,7 +190,7 @@ def affine_call(step: AffineStep) -> AffineCall:
     after = [e for e in after if e.outvars[0] not in products]
     tiles = [[*map(Instruction.of, before), *recurrence], [*map(Instruction.of, after)]]
     if sum(map(len, tiles)) + len(affine) > _MOST:
-        raise Refused(f"the step has more than {_MOST} operations")
+        raise Unsupported(f"the step has more than {_MOST} operations")
     summands = [Instruction.of(products[v]).operands if v in products else (v,) for v in sums.inner]
     program = encoded(step, tiles[0], affine, tiles[1], first_order, summands, outs)
     outer = [*jaxprs.needed(loop.eqns, program.stacks, {*loop.consts, *loop.xs})[0], *outer]

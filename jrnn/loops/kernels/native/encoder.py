@@ -15,7 +15,7 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var
-from jrnn.loops.ir import Loop, Refused
+from jrnn.loops.ir import Loop, Unsupported
 from jrnn.loops.kernels.native.operations import Operation, Uniform
 from jrnn.loops.kernels.native.stages import fuse_additions, schedule
 from jrnn.loops.kernels.native.steps import Collector
@@ -37,10 +37,10 @@ _REDUCTIONS = {"reduce_sum": 0, "reduce_max": 1, "reduce_min": 2}
 _LITERAL = -(2**20)  # in place of the first literal, until the number of registers is known
 
 
-class CannotRun(Refused):
+class CannotRun(Unsupported):
     """Raised for an equation that the kernel cannot run."""
 
-    def __init__(self, eqn: Eqn, why: Refused):
+    def __init__(self, eqn: Eqn, why: Unsupported):
         super().__init__(str(why))
         self.eqn = eqn
 
@@ -102,7 +102,7 @@ class CallEncoder:
         for eqn in loop.eqns:
             try:
                 step.run(eqn)
-            except Refused as why:
+            except Unsupported as why:
                 raise CannotRun(eqn, why) from why
         self._write(step, dtypes)
         carries = [start.out.array for start in starts]
@@ -153,7 +153,7 @@ class CallEncoder:
             value = step.value(y)
             axis = step._rows_of([value], shape)
             if axis is None and rows > 1:
-                raise Refused("an output is the same for all rows")
+                raise Unsupported("an output is the same for all rows")
             # In memory, rows lie one after the other only if they are the first axis.
             array = Array(size // rows, first_y + i, size, dtype, in_rows=rows == 1 or axis == 0)
             dims = list(dense(shape))
@@ -335,7 +335,7 @@ class CallEncoder:
             inner, outer = (v.by_rows(o.axis, self.rows)[1] for v in (read, o.out))
             pairs = [(n, s, t) for (n, s), (_, t) in zip(inner, outer) if n != 1]
             if len(pairs) > 4:
-                raise Refused("the step moves elements of an array with more than four axes")
+                raise Unsupported("the step moves elements of an array with more than four axes")
             for i, (n, s, t) in enumerate(reversed(pairs)):
                 dims[3 - i], sources[3 - i], targets[3 - i] = n, s, t
             a = self._ref(read, o.axis, _span(dims, sources))

@@ -14,7 +14,7 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.loops.ir import Loop, Refused
+from jrnn.loops.ir import Loop, Unsupported
 from jrnn.loops.kernels.native.encoder import CallEncoder, CannotRun
 from jrnn.loops.kernels.native.operations import Operation
 
@@ -52,17 +52,19 @@ class KernelProgram:
 
 
 def program_of(loop: Loop) -> KernelProgram:
-    """Returns the program of a loop. Raises `Refused` with the reason if there is none."""
+    """Returns the program of a loop. Raises `Unsupported` with the reason if there is none."""
     if not jaxprs.is_known(loop.length):
-        raise Refused("the number of steps is symbolic")
+        raise Unsupported("the number of steps is symbolic")
     if not loop.carry:
-        raise Refused("nothing is carried")
+        raise Unsupported("nothing is carried")
     for eqn in loop.eqns:
         if eqn.effects:
-            raise Refused(f"{eqn.primitive.name} has side effects")
+            raise Unsupported(f"{eqn.primitive.name} has side effects")
     eqns = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))[0]
     if len(eqns) > _LONGEST:
-        raise Refused(f"the step has {len(eqns)} equations, more than the {_LONGEST} of a kernel")
+        raise Unsupported(
+            f"the step has {len(eqns)} equations, more than the {_LONGEST} of a kernel"
+        )
     moving = jaxprs.depends(eqns, (*loop.carry, *loop.xs))
     fixed = [e for e in eqns if moving.isdisjoint(e.outvars)]
     views = transposed_matrices(fixed, loop)
@@ -73,7 +75,7 @@ def program_of(loop: Loop) -> KernelProgram:
     for rows in hypotheses:
         try:
             return _with_rows(loop, constant_eqns, eqns, rows)
-        except Refused:
+        except Unsupported:
             if rows == hypotheses[-1] or len(loop.carry[0].aval.shape) > 1:
                 raise
     raise AssertionError
@@ -160,9 +162,9 @@ def _dtype(loop: Loop, constants: Sequence[Var]) -> Any:
     for eqn in loop.eqns:
         for v in (*eqn.outvars, *jaxprs.inputs(eqn)):
             if v.aval.dtype not in (jnp.bool_, jnp.float32, jnp.float64, jnp.bfloat16):
-                raise CannotRun(eqn, Refused(f"the kernel has no {v.aval.dtype}"))
+                raise CannotRun(eqn, Unsupported(f"the kernel has no {v.aval.dtype}"))
             if not all(map(jaxprs.is_known, v.aval.shape)) or 0 in v.aval.shape:
-                raise Refused(f"a value of the step has the shape {list(v.aval.shape)}")
+                raise Unsupported(f"a value of the step has the shape {list(v.aval.shape)}")
     atoms = [
         *constants,
         *loop.carry,
@@ -173,7 +175,7 @@ def _dtype(loop: Loop, constants: Sequence[Var]) -> Any:
     dtypes = {v.aval.dtype for v in atoms} - {jnp.dtype(jnp.bool_)}
     for dtype in dtypes:
         if dtype not in (jnp.float32, jnp.float64, jnp.bfloat16):
-            raise Refused(f"the kernel has no {dtype}")
+            raise Unsupported(f"the kernel has no {dtype}")
     if jnp.dtype(jnp.float64) in dtypes and len(dtypes) > 1:
-        raise Refused(f"the step computes with {' and '.join(sorted(map(str, dtypes)))}")
+        raise Unsupported(f"the step computes with {' and '.join(sorted(map(str, dtypes)))}")
     return jnp.dtype(jnp.float64 if jnp.dtype(jnp.float64) in dtypes else jnp.float32)

@@ -19,7 +19,7 @@ from jrnn.jaxprs.jax_internals import mesh_axes_type
 from jrnn.loops.costs import estimates
 from jrnn.loops.costs.estimates import Estimate, Estimator
 from jrnn.loops.costs.machines import Machine
-from jrnn.loops.ir import Loop, Refused, Results
+from jrnn.loops.ir import Loop, Results, Unsupported
 from jrnn.loops.ir.description import Description, described
 from jrnn.loops.kernels.native import estimate as costs
 from jrnn.loops.kernels.native import library
@@ -145,10 +145,10 @@ class Native:
 
 
 def native_node(loop: Loop) -> Native:
-    """Returns the runner of a loop. Raises `Refused` with the reason if there is none."""
+    """Returns the runner of a loop. Raises `Unsupported` with the reason if there is none."""
     kernel = library.loaded()
     if kernel.reason:
-        raise Refused(f"the kernel for CPUs is not there: {kernel.reason}")
+        raise Unsupported(f"the kernel for CPUs is not there: {kernel.reason}")
     return Native(program_of(loop))
 
 

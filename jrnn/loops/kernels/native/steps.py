@@ -1,7 +1,7 @@
 """The step of a loop as operations on views: elementwise work, products with constant matrices, reductions and moves.
 
 `Collector` goes through the equations in order. Views, slices and transpositions cost nothing; a part of a concatenation is
-written where it belongs. A primitive without a rule raises `Refused`.
+written where it belongs. A primitive without a rule raises `Unsupported`.
 
 Shapes: N rows.
 """
@@ -20,7 +20,7 @@ from jax import lax
 
 from jrnn import jaxprs
 from jrnn.jaxprs import primitives
-from jrnn.loops.ir import Refused
+from jrnn.loops.ir import Unsupported
 from jrnn.loops.kernels.native.operations import NativeOperand, Operation, Uniform
 from jrnn.loops.kernels.native.views import Array, Dims, View, collapsed, dense
 
@@ -91,7 +91,7 @@ class Collector:
         out = [v.aval for v in eqn.outvars]
         for v in eqn.outvars:
             if v.aval.dtype != jnp.bool_ and not jnp.issubdtype(v.aval.dtype, jnp.floating):
-                raise Refused(f"{name} computes {v.aval.dtype}")
+                raise Unsupported(f"{name} computes {v.aval.dtype}")
         read = [self.value(a) for a in eqn.invars]
         if name in _RULES:
             values = _RULES[name](self, eqn, *read)
@@ -110,7 +110,7 @@ class Collector:
         types = {a.aval.dtype for a in eqn.invars}
         if name in ELEMENTWISE:
             if name == "select_n" and (len(read) != 3 or eqn.invars[0].aval.dtype != jnp.bool_):
-                raise Refused("the kernel selects by booleans only")
+                raise Unsupported("the kernel selects by booleans only")
             return self.apply(ELEMENTWISE[name], read, out.shape)
         if name in SWAPPED:
             return self.apply(SWAPPED[name], read[::-1], out.shape)
@@ -133,7 +133,7 @@ class Collector:
             return read[0]
         if name in COMPOSED and out.dtype != jnp.bfloat16:  # XLA rounds there within
             return COMPOSED[name](self, out.shape, *read)
-        raise Refused(f"the kernel has no {name}")
+        raise Unsupported(f"the kernel has no {name}")
 
     def _power(self, x: NativeOperand, y: int, shape: Sequence[int]) -> NativeOperand:
         if y < 0:
@@ -165,7 +165,7 @@ class Collector:
         views = [v for v in values if isinstance(v, View)]
         sources = {v.row for v in views if v.row is not None}
         if len(sources) > 1:
-            raise Refused("two values of the step have their rows in different axes")
+            raise Unsupported("two values of the step have their rows in different axes")
         if sources or self.rows == 1:
             return sources.pop() if sources else None
         whole = [v for v in views if v.array.in_rows]  # the same for all rows
@@ -195,7 +195,7 @@ class Collector:
     def copied(self, view: View, axis: int | None) -> View:
         """Returns a contiguous copy of a view."""
         if view.array.dtype != "float":
-            raise Refused(f"the step transposes or spreads an input of {view.array.dtype}")
+            raise Unsupported(f"the step transposes or spreads an input of {view.array.dtype}")
         out = self.new(view.shape, axis)
         self.operations.append(Operation("move", out, [view], axis))
         return out
@@ -211,7 +211,7 @@ class Collector:
         contiguous = not part or (len(part) == 1 and part[0][1] == 1)
         if isinstance(value, View):
             if axis is None and to.array.in_rows and value.row is not None:
-                raise Refused("a value that all rows share depends on a row")
+                raise Unsupported("a value that all rows share depends on a row")
             array = value.array
             own = (
                 array.argument is None
@@ -234,7 +234,7 @@ class Collector:
                 return
             value = self.contiguous_rows(value, axis)
         elif not contiguous:
-            raise Refused("the step writes a constant between other values")
+            raise Unsupported("the step writes a constant between other values")
         self.operations.append(Operation("copy", to, [value], axis))
 
     # Products and reductions ------------------------------------------------------------------------------------------
@@ -244,9 +244,9 @@ class Collector:
         sides = [(left, contracted[0], batch[0]), (right, contracted[1], batch[1])]
         is_matrix = [isinstance(v, View) and v.array in self.constants for v, *_ in sides]
         if not any(is_matrix) or isinstance(left, Uniform) or isinstance(right, Uniform):
-            raise Refused("it multiplies two values that both change from step to step")
+            raise Unsupported("it multiplies two values that both change from step to step")
         if eqn.params.get("preferred_element_type") not in (None, eqn.outvars[0].aval.dtype):
-            raise Refused("a product accumulates in another type")
+            raise Unsupported("a product accumulates in another type")
         swapped = not is_matrix[1]
         (rows, sums, heads), (matrix, down, matrix_heads) = sides[::-1] if swapped else sides
         rows = self.floats(rows)
@@ -256,7 +256,7 @@ class Collector:
         if axis is None and not rows.array.in_rows and self.rows > 1:
             axis = next((a for a in free if rows.dims[a][0] == self.rows), None)
         if axis is not None and axis not in free:
-            raise Refused("a product adds rows up")
+            raise Unsupported("a product adds rows up")
         order = [*heads, *(a for a in free if a != axis), *sums]
         inner = rows.dims
         if len(collapsed([inner[a] for a in sums])) > 1 or any(
@@ -276,14 +276,14 @@ class Collector:
         depth = collapsed([matrix.dims[a] for a in down])
         width = collapsed([matrix.dims[a] for a in columns])
         if len(depth) > 1 or len(width) > 1 or not sums or math.prod(inner[a][0] for a in sums) < 2:
-            raise Refused("the kernel has no product of this form")
+            raise Unsupported("the kernel has no product of this form")
         dims = (depth[0], width[0] if width else (1, 1))
         others = [*heads, *free]
         natural = [*(inner[a][0] for a in others), *(matrix.dims[a][0] for a in columns)]
         out = self.new(natural, None if axis is None else others.index(axis))
         ranges = [range(1 if a == axis else inner[a][0]) for a in others]
         if math.prod(map(len, ranges)) > _MOST_PRODUCTS:
-            raise Refused("a product has too many heads")
+            raise Unsupported("a product has too many heads")
         count = math.prod(matrix.dims[a][0] for a in columns)
         for at in itertools.product(*ranges):
             start = rows.offset + sum(i * inner[a][1] for i, a in zip(at, others))
@@ -311,7 +311,7 @@ class Collector:
         axes = eqn.params["axes"]
         kind = _REDUCTIONS[eqn.primitive.name]
         if isinstance(value, Uniform):
-            raise Refused("it reduces a constant")
+            raise Unsupported("it reduces a constant")
         value = self.floats(value)
         axis = value.row
         if axis is None and not value.array.in_rows and self.rows > 1:
@@ -319,7 +319,7 @@ class Collector:
                 (a for a, (n, _) in enumerate(value.dims) if n == self.rows and a not in axes), None
             )
         if axis in axes:
-            raise Refused("it reduces over rows")
+            raise Unsupported("it reduces over rows")
         result_axes = [a for a in range(len(value.dims)) if a not in axes]
         row = None if axis is None else result_axes.index(axis)
         reduced = [value.dims[a] for a in axes]
@@ -343,7 +343,7 @@ def _reshape(step: Collector, eqn: jaxprs.Eqn, value: NativeOperand) -> list[Nat
         return [Uniform(value.value, shape)]
     try:
         return [value.reshaped(shape)]
-    except Refused:
+    except Unsupported:
         return [step.copied(value, step._rows_of([value], value.shape)).reshaped(shape)]
 
 
@@ -392,7 +392,7 @@ def _joined(
 ) -> View:
     rows = step._rows_of(values, shape)
     if rows == dimension:
-        raise Refused("it concatenates rows")
+        raise Unsupported("it concatenates rows")
     out = step.new(shape, rows)
     at = 0
     for value in values:
@@ -408,10 +408,10 @@ def _pad(
     step: Collector, eqn: jaxprs.Eqn, value: NativeOperand, filling: NativeOperand
 ) -> list[NativeOperand]:
     if not isinstance(filling, Uniform):
-        raise Refused("it pads with a value that changes")
+        raise Unsupported("it pads with a value that changes")
     for axis, (low, high, inner) in enumerate(eqn.params["padding_config"]):
         if low < 0 or high < 0 or inner:
-            raise Refused("the kernel only pads at the ends")
+            raise Unsupported("the kernel only pads at the ends")
         if low or high:
             shape = list(value.shape)
             sizes = [[*shape[:axis], n, *shape[axis + 1 :]] for n in (low, high)]

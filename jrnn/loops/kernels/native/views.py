@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jrnn.jaxprs.axes import blocks
-from jrnn.loops.ir import Refused
+from jrnn.loops.ir import Unsupported
 
 Dims = tuple[tuple[int, int], ...]  # size and stride in elements
 
@@ -83,7 +83,7 @@ class View:
             0,
             self.dims[self.row][0],
         ):
-            raise Refused("a slice takes some rows of a value")
+            raise Unsupported("a slice takes some rows of a value")
         dims = tuple(
             (-(-(b - a) // s), stride * s)
             for (_, stride), a, b, s in zip(self.dims, starts, ends, steps)
@@ -101,7 +101,11 @@ class View:
         return replace(self, dims=tuple(dims), row=None if row is None else axes[row])
 
     def reshaped(self, shape: Sequence[int]) -> View:
-        """Returns the view with other axes; raises `Refused` where rows would be joined or elements would have to move."""
+        """Returns the view with other axes.
+
+        Raises:
+            Unsupported: if rows would be joined, or elements would have to move.
+        """
         groups = blocks(self.shape, shape)
         dims: list[tuple[int, int]] = []
         row = None
@@ -110,13 +114,13 @@ class View:
                 long = [a for a in old if self.dims[a][0] != 1 or a == self.row]
                 row_axes = [a for a in new if shape[a] == self.dims[self.row][0]]
                 if len(long) != 1 or not row_axes:
-                    raise Refused("a reshape joins rows with another axis")
+                    raise Unsupported("a reshape joins rows with another axis")
                 row = row_axes[0]
                 dims += [self.dims[self.row] if a == row else (1, 0) for a in new]
                 continue
             joined = collapsed([self.dims[a] for a in old])
             if len(joined) > 1:
-                raise Refused("a reshape moves elements")
+                raise Unsupported("a reshape moves elements")
             stride = joined[0][1] if joined else 0
             part = []
             for a in reversed(list(new)):
@@ -132,7 +136,7 @@ class View:
             if self.row != axis and (
                 self.row is not None or (self.dims[axis][0] > 1 and self.dims[axis][1])
             ):
-                raise Refused("two values of the step have their rows in different axes")
+                raise Unsupported("two values of the step have their rows in different axes")
             return self.array.root[0].width, inner
         return (0 if axis is None or self.dims[axis][0] != rows else self.dims[axis][1]), inner
 
