@@ -1,4 +1,4 @@
-"""Several steps of a tiny loop in one trip: values, NaN and infinities are those of `jax.lax.scan`."""
+"""Several steps of a tiny loop in one iteration: values, NaN and infinities are those of `jax.lax.scan`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jrnn.loops.kernels.native.affine_call import affine_call
 from jrnn.loops.kernels.native.affine_step import affine_step
 from jrnn.loops.kernels.unrolled import run_unrolled
 
-LENGTHS = [8, 21]  # of a trip and more, and of trips and a rest
+LENGTHS = [8, 21]  # of an iteration and more, and of iterations and a rest
 
 
 def loop_of(step, init, xs, reverse=False):
@@ -100,7 +100,7 @@ def test_the_users_unroll_is_a_floor():
     for unroll, size in ((4, 8), (12, 12)):
         chaos = functools.partial(run, jrnn.scan, "chaos", unroll=unroll)
         (plan,) = plans_of(chaos, *arguments("chaos", 16_000))
-        assert f"{size} steps in one trip" in str(plan)
+        assert f"{size} steps in one iteration" in str(plan)
 
 
 def printing(c, s, u):
@@ -265,7 +265,7 @@ def test_rounding_is_that_of_the_loop(pytestconfig, radius):
             assert off <= 4 * most
 
 
-# Where XLA makes one kernel of small trips alone ---------------------------------------------------------------------------
+# Where XLA makes one kernel of small iterations alone ----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -285,8 +285,8 @@ def controlled(c, s, u):
 
 
 @pytest.mark.parametrize(("dtype", "is_unrolled"), [(np.float32, True), (np.float64, False)])
-def test_a_trip_that_may_be_too_large_for_one_kernel_is_not_unrolled(limited, dtype, is_unrolled):
-    """XLA counts more of such a trip than is estimated: compiled for the limit, it ran kernel by kernel in float64."""
+def test_an_iteration_that_may_be_too_large_for_one_kernel_is_not_unrolled(limited, dtype, is_unrolled):
+    """XLA counts more of such an iteration than is estimated: compiled for the limit, it ran kernel by kernel in float64."""
     with jax.enable_x64(True):
         c, init, xs = (np.ones(shape, dtype) for shape in (3, 4, 16_000))
 
