@@ -285,7 +285,9 @@ def controlled(c, s, u):
 
 
 @pytest.mark.parametrize(("dtype", "is_unrolled"), [(np.float32, True), (np.float64, False)])
-def test_an_iteration_that_may_be_too_large_for_one_kernel_is_not_unrolled(limited, dtype, is_unrolled):
+def test_an_iteration_that_may_be_too_large_for_one_kernel_is_not_unrolled(
+    limited, dtype, is_unrolled
+):
     """XLA counts more of such an iteration than is estimated: compiled for the limit, it ran kernel by kernel in float64."""
     with jax.enable_x64(True):
         c, init, xs = (np.ones(shape, dtype) for shape in (3, 4, 16_000))
