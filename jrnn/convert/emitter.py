@@ -26,7 +26,8 @@ from jrnn.nets.ir import Op
 FLOAT, INT32, INT64, BOOL = (np.dtype(t) for t in (np.float32, np.int32, np.int64, np.bool_))
 TYPE_CODES = {FLOAT: 1, INT32: 2, BOOL: 5, INT64: 10}  # TensorProto.DataType
 TYPES = "Caffe2 has float32, int32, int64 and bool"
-_BIG = 64  # number of elements from which a constant of one value is written as a ConstantFill
+# A constant of one value with at least this many elements is written as a ConstantFill.
+_ELEMENTS_OF_FILL = 64
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,8 @@ class Emitter:
         self._used: set[str] = set()
         self._counts: dict[str, int] = {}
         self._constants: dict[Any, str] = {}
-        self._weights: dict[
-            int, tuple[Any, Blob]
-        ] = {}  # by the array's id; holding the array keeps the id unique
+        # By the array's id; holding the array keeps the id unique.
+        self._weights: dict[int, tuple[Any, Blob]] = {}
 
     def claim(self, name: str) -> str:
         """Returns a name that no net uses yet: `name`, else `name_1`, ..."""
@@ -113,13 +113,8 @@ class Emitter:
         if value.dtype not in TYPE_CODES:
             raise ConversionError(f"weight {name!r} is {value.dtype}; {TYPES}: convert it first")
         name = self.root.input(self.claim(name))
-        if value.size >= _BIG and (value == value.flat[0]).all():
-            args = {
-                "shape": list(value.shape),
-                "dtype": TYPE_CODES[value.dtype],
-                "value": value.flat[0],
-            }
-            fills.append(Op.of("ConstantFill", [], [name], **args))
+        if value.size >= _ELEMENTS_OF_FILL and (value == value.flat[0]).all():
+            fills.append(_constant_fill(name, value.shape, value.dtype, value.flat[0]))
         else:
             fills.append(fill(name, value))
         return Blob.of(name, value.shape, value.dtype)
@@ -139,11 +134,19 @@ class Emitter:
             inputs: names, or values, of which the operator gets the full blobs.
             outputs: (shape, dtype) of each output; None for an output that is not used, which is not returned.
         """
-        names = [i if isinstance(i, str) else self.blob(i).name for i in inputs]
-        blobs = [self.claim(type if o else f"{type}_unused") for o in outputs]
-        self.b.add(Op.of(type, names, blobs, **args))
-        self.origins.update(dict.fromkeys(blobs, f"{self._node_name} ({self._source})"))
-        return [Blob.of(name, *o) for name, o in zip(blobs, outputs) if o]
+        read = []
+        for value in inputs:
+            read.append(value if isinstance(value, str) else self.blob(value).name)
+        written = []
+        results = []
+        for output in outputs:
+            name = self.claim(type if output else f"{type}_unused")
+            written.append(name)
+            self.origins[name] = f"{self._node_name} ({self._source})"
+            if output:
+                results.append(Blob.of(name, *output))
+        self.b.add(Op.of(type, read, written, **args))
+        return results
 
     def op(
         self,
@@ -165,13 +168,12 @@ class Emitter:
 
     def loose(self, value: Value) -> Blob:
         """The value as a blob that may hold fewer elements, for operators that broadcast."""
-        return (
-            value
-            if isinstance(value, Blob)
-            else replace(self.constant(shrink(value)), shape=value.shape)
-        )
+        if isinstance(value, Blob):
+            return value
+        return replace(self.constant(shrink(value)), shape=value.shape)
 
     def _spread(self, blob: Blob) -> Blob:
+        """A blob that holds all elements of its shape, by Tile along the axes that are broadcast."""
         if math.prod(blob.held) == math.prod(blob.shape):
             return replace(blob, shape=blob.held)
         if blob.dtype == BOOL:  # Tile has no booleans
@@ -180,7 +182,8 @@ class Emitter:
         spread = self.reshaped(replace(blob, shape=blob.held), held)
         for axis, (have, want) in enumerate(zip(held, blob.shape)):
             if have != want:
-                shape = (*spread.shape[:axis], want, *spread.shape[axis + 1 :])
+                shape = list(spread.shape)
+                shape[axis] = want
                 spread = self.op("Tile", [spread], shape, blob.dtype, tiles=want, axis=axis)
         return spread
 
@@ -228,14 +231,10 @@ class Emitter:
     def zeros(self, shape: Sequence[int], dtype: Any, name: str) -> Blob:
         """A new blob of zeros, filled by the net itself."""
         dtype = np.dtype(dtype)
-        outputs = [self.claim(name)]
-        args = {
-            "shape": list(shape),
-            "dtype": TYPE_CODES[dtype],
-            "value": 0.0 if dtype == FLOAT else 0,
-        }
-        self.b.add(Op.of("ConstantFill", [], outputs, **args))
-        return Blob.of(outputs[0], shape, dtype)
+        name = self.claim(name)
+        zero = 0.0 if dtype == FLOAT else 0
+        self.b.add(_constant_fill(name, shape, dtype, zero))
+        return Blob.of(name, shape, dtype)
 
     @contextmanager
     def inside(self, b: NetBuilder) -> Iterator[None]:
@@ -264,10 +263,9 @@ class Emitter:
         def call(node: FlatEquation, inputs: list[Value]) -> Sequence[Value]:
             self.read = tuple(v in used for v in node.outputs)
             outs = self._node(node, inputs)
-            if self.b is self.root:
-                self.trail += [
-                    (node, v, x) for v, x in zip(node.outputs, outs) if isinstance(x, Blob)
-                ]
+            for var, blob in zip(node.outputs, outs):
+                if self.b is self.root and isinstance(blob, Blob):
+                    self.trail.append((node, var, blob))
             return outs
 
         return read(evaluate_graph(graph, values, call), graph.outputs)
@@ -277,33 +275,39 @@ class Emitter:
         specs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
         with jax.numpy_rank_promotion("allow"):
             graph = flatten(jax.make_jaxpr(fn)(*specs))
-        outs = self.graph(
-            replace(graph, nodes=tuple(replace(n, source=self._source) for n in graph.nodes)),
-            values,
-        )
+        nodes = tuple(replace(node, source=self._source) for node in graph.nodes)
+        outs = self.graph(replace(graph, nodes=nodes), values)
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     def _captured(self, value: Any) -> Blob:
         """An array that the function closes over, as a weight."""
         if id(value) not in self._weights:
-            names = [
-                name for name, held in self._closed_over if held is value or _same(held, value)
-            ]
-            self._weights[id(value)] = value, self.weight(names[0] if names else "constant", value)
+            found = "constant"
+            for name, variable in self._closed_over:
+                if variable is value or _same(variable, value):
+                    found = name
+                    break
+            self._weights[id(value)] = value, self.weight(found, value)
         return self._weights[id(value)][1]
 
     def _node(self, node: FlatEquation, values: list[Value]) -> Sequence[Value]:
-        if (values and all(isinstance(v, np.ndarray) for v in values)) or node.name == "iota":
+        """Appends the operators of one node, by its rule, and returns its results."""
+        is_known = values and all(isinstance(v, np.ndarray) for v in values)
+        if is_known or node.name == "iota":
             with jax.ensure_compile_time_eval():
                 return [np.asarray(v) for v in node.run(*values)]
+
         placeholders = [Blob.of(UNKNOWN, v.shape, v.dtype or FLOAT) for v in node.outputs]
         if node.name not in RULES:
             self.problems.append(f"{node.name} has no rule ({node.source or 'in a library'})")
             return placeholders
-        if not all(self._note_type(v, f"{node.name} ({node.source})") for v in node.outputs) or any(
-            isinstance(v, Blob) and v.name == UNKNOWN for v in values
-        ):
-            return placeholders
+        for var in node.outputs:
+            if not self._note_type(var, f"{node.name} ({node.source})"):
+                return placeholders
+        for value in values:
+            if isinstance(value, Blob) and value.name == UNKNOWN:
+                return placeholders
+
         known = len(self.problems)
         self._source = node.source
         self._node_name = node.name
@@ -313,9 +317,8 @@ class Emitter:
             self.problems.append(f"{e} ({node.source})" if node.source not in str(e) else str(e))
             return placeholders
         except JrnnError as e:
-            if (
-                len(self.problems) > known
-            ):  # something within it was refused, so it could not be completed
+            # Something within it was refused, so it could not be completed.
+            if len(self.problems) > known:
                 return placeholders
             raise e.at(f"{node.name} ({node.source})") from None
         return outs if isinstance(outs, (tuple, list)) else (outs,)
@@ -327,13 +330,17 @@ class Emitter:
         return False
 
 
-def _same(held: Any, value: Any) -> bool:
-    """Whether `value` is JAX's copy of `held`, a numpy array that a function closes over."""
-    return (
-        isinstance(held, np.ndarray)
-        and held.shape == np.shape(value)
-        and np.array_equal(held, np.asarray(value))
-    )
+def _constant_fill(name: str, shape: Sequence[int], dtype: np.dtype, value: Any) -> Op:
+    """The operator that fills a blob with one number."""
+    code = TYPE_CODES[dtype]
+    return Op.of("ConstantFill", [], [name], shape=list(shape), dtype=code, value=value)
+
+
+def _same(variable: Any, value: Any) -> bool:
+    """Whether `value` is JAX's copy of `variable`, a numpy array that a function closes over."""
+    if not isinstance(variable, np.ndarray) or variable.shape != np.shape(value):
+        return False
+    return np.array_equal(variable, np.asarray(value))
 
 
 def shrink(value: np.ndarray) -> np.ndarray:
@@ -343,9 +350,10 @@ def shrink(value: np.ndarray) -> np.ndarray:
     ((), (1, 2))
     """
     for axis in range(value.ndim):
-        first = value.take([0], axis) if value.shape[axis] else value
-        if value.shape[axis] > 1 and np.array_equal(
-            np.broadcast_to(first, value.shape), value, equal_nan=value.dtype.kind == "f"
-        ):
+        if value.shape[axis] < 2:
+            continue
+        first = value.take([0], axis)
+        repeated = np.broadcast_to(first, value.shape)
+        if np.array_equal(repeated, value, equal_nan=value.dtype.kind == "f"):
             value = first
     return value.reshape(()) if value.size == 1 else value

@@ -56,14 +56,16 @@ def export_package(
                 f"blob {name!r} is given both as an input and as a parameter; choose one"
             )
     predict = extract_sub_net(net, inputs, outputs)
-    read = [n for n in predict.external_inputs if n not in inputs]
-    for name in read:
-        if name not in params:
+    for name in predict.external_inputs:
+        if name not in params and name not in inputs:
             raise ConversionError(
                 f"net {net.name!r} reads blob {name!r} to compute {', '.join(map(repr, outputs))}; give its value in "
                 f"params, or name it among the inputs{near(name, params)}"
             )
-    fills = tuple(fill(name, params[name]) for name in params if name in read)
+    fills = []
+    for name, value in params.items():
+        if name in predict.external_inputs:
+            fills.append(fill(name, value))
     return Package(Net(net.name + "_init", (*fills, *map(placeholder, inputs))), predict)
 
 
@@ -77,28 +79,33 @@ def write_predictor(
         path: the file.
         inputs: arrays, or shapes with dtypes, of the inputs. The file declares the sizes of inputs and outputs.
     """
-    missing = [n for n in package.input_names if n not in inputs]
-    if missing:
-        raise ConversionError(
-            f"inputs must give the shape of {missing[0]!r} too; it has {', '.join(inputs) or 'none'}"
-        )
+    input_names = package.input_names
+    for name in input_names:
+        if name not in inputs:
+            raise ConversionError(
+                f"inputs must give the shape of {name!r} too; it has {', '.join(inputs) or 'none'}"
+            )
     weights = package.weights()
+
+    # The net that fills inputs and outputs with zeros of their sizes.
     shapes = infer_shapes(package.predict_net, {**weights, **inputs})
-    ends = {n: tuple(np.shape(inputs[n])) for n in package.input_names}
-    ends |= {
-        n: tuple(shapes[n].shape) for n in package.output_names if n in shapes
-    }  # strings have none
-    zeros = tuple(
-        Op.of("ConstantFill", [], [n], shape=list(shape), value=0.0) for n, shape in ends.items()
-    )
-    load = Op.of(_LOAD, [DB_READER], list(weights))
+    sizes = {name: np.shape(inputs[name]) for name in input_names}
+    for name in package.output_names:
+        if name in shapes:  # strings have no shape
+            sizes[name] = shapes[name].shape
+    zeros = []
+    for name, shape in sizes.items():
+        zeros.append(Op.of("ConstantFill", [], [name], shape=list(shape), value=0.0))
+
+    # The net that loads the weights.
+    loads = ()
+    if weights:
+        loads = (Op.of(_LOAD, [DB_READER], weights),)
     model = PredictorFile(
-        predict_net=replace(package.predict_net, external_inputs=(*package.input_names, *weights)),
-        predict_init_net=Net("predict-init", zeros, tuple(ends)),
-        global_init_net=Net(
-            "global-init", (load,) if weights else (), (DB_READER,), tuple(weights)
-        ),
-        inputs=package.input_names,
+        predict_net=replace(package.predict_net, external_inputs=(*input_names, *weights)),
+        predict_init_net=Net("predict-init", tuple(zeros), tuple(sizes)),
+        global_init_net=Net("global-init", loads, (DB_READER,), tuple(weights)),
+        inputs=input_names,
         outputs=package.output_names,
         parameters=weights,
     )
@@ -120,8 +127,10 @@ def load_package(path: str | os.PathLike[str]) -> Package:
     more += [op for op in model.predict_init_net.ops if not ends.issuperset(op.outputs)]
     fills = tuple(fill(name, value) for name, value in model.parameters.items())
     init = Net(model.predict_net.name + "_init", (*fills, *more, *map(placeholder, model.inputs)))
-    reads = dict.fromkeys((*model.inputs, *model.predict_net.external_inputs))
-    return Package(
-        init,
-        replace(model.predict_net, external_inputs=tuple(reads), external_outputs=model.outputs),
+    external_inputs = dict.fromkeys((*model.inputs, *model.predict_net.external_inputs))
+    predict = replace(
+        model.predict_net,
+        external_inputs=tuple(external_inputs),
+        external_outputs=model.outputs,
     )
+    return Package(init, predict)

@@ -12,12 +12,13 @@ from jrnn.convert.emitter import TYPE_CODES, TYPES, UNKNOWN, Blob, Emitter
 from jrnn.convert.groups import recognize
 from jrnn.convert.named import load_named
 from jrnn.convert.package import Package
-from jrnn.errors import ConversionError, describe_op
+from jrnn.errors import ConversionError
 from jrnn.jaxprs.arguments import Call, Leaf, call_of
 from jrnn.jaxprs.flat import FlatEquation, Graph, Var, evaluate_graph, read
 from jrnn.jaxprs.trials import TRIPS, close, drawn, ends
-from jrnn.nets.graph import live_ops, rename_blobs
-from jrnn.nets.ir import Net
+from jrnn.nets.graph import rename_blobs
+from jrnn.nets.graph.ssa import place_of, with_live_ops
+from jrnn.nets.ir import Net, inputs_of
 from jrnn.nets.lowering import run_net
 
 
@@ -77,25 +78,38 @@ def convert(call: Call) -> ConvertedPackage:
     e = Emitter(call.name, recognize, call.closed_over)
     used = graph.used()
     values = _declare(e, graph, leaves, used)
-    odd = [v for v in graph.inputs if v in used and v.dtype not in TYPE_CODES]
-    problems = [f"an argument is {v}; {TYPES}" for v in odd]
+    problems: dict[str, None] = {}
+    for var in graph.inputs:
+        if var in used and var.dtype not in TYPE_CODES:
+            problems[f"an argument is {var}; {TYPES}"] = None
     results = e.graph(graph, values)
-    problems = list(dict.fromkeys([*problems, *e.problems]))
+    problems.update(dict.fromkeys(e.problems))
     if problems:
-        lines = "".join(f"\n  {problem}" for problem in problems)
+        lines = "\n  ".join(("", *problems))
         count = f"{len(problems)} reason{'s' * (len(problems) > 1)}"
         raise ConversionError(f"{call.name} cannot be converted, for {count}:{lines}")
-    package, renamed = _package(e, results, out_names)
-    shapes = {
-        leaf.name: jax.ShapeDtypeStruct(v.shape, v.dtype) for leaf, v in zip(leaves, graph.inputs)
-    }
-    package = replace(package, shapes={n: shapes[n] for n in package.input_names if n in shapes})
-    trail = [
-        (node, var, replace(blob, name=renamed.get(blob.name, blob.name)))
-        for node, var, blob in e.trail
-    ]
-    verify(package, graph, [leaf.value for leaf in leaves], e.given, trail)
-    origins = {renamed.get(name, name): where for name, where in e.origins.items()}
+
+    package, new_names = _package(e, results, out_names)
+    input_names = package.input_names
+    shapes = {}
+    for leaf, var in zip(leaves, graph.inputs):
+        if leaf.name in input_names:
+            shapes[leaf.name] = jax.ShapeDtypeStruct(var.shape, var.dtype)
+    package = replace(
+        package, shapes={name: shapes[name] for name in input_names if name in shapes}
+    )
+    trail = []
+    for node, var, blob in e.trail:
+        blob = replace(blob, name=new_names.get(blob.name, blob.name))
+        trail.append((node, var, blob))
+    verify(
+        package=package,
+        graph=graph,
+        examples=[leaf.value for leaf in leaves],
+        given=e.given,
+        trail=trail,
+    )
+    origins = {new_names.get(name, name): where for name, where in e.origins.items()}
     return ConvertedPackage(package, origins, tuple(e.without_gradient))
 
 
@@ -118,22 +132,25 @@ def _package(
 ) -> tuple[Package, dict[str, str]]:
     """The nets, without operators that no output needs, and the new names of the blobs that are outputs."""
     inputs = set(e.root.external_inputs)
-    renamed: dict[str, str] = {}
+    new_names: dict[str, str] = {}
     for value, out_name in zip(results, out_names):
         blob = e.blob(value)
-        if blob.name in inputs or blob.name in renamed:
+        if blob.name in inputs or blob.name in new_names:
             blob = e.copy(blob)
-        renamed[blob.name] = e.claim(out_name)
-    net = e.root.build(outputs=renamed)
+        new_names[blob.name] = e.claim(out_name)
+    net = e.root.build(outputs=new_names)
     net = replace(net, ops=(*e.prelude, *net.ops))
-    net = replace(net, ops=tuple(net.ops[k] for k in live_ops(net, renamed)))
-    read = {i for op in net.ops for i in op.inputs}
+    net = with_live_ops(net, new_names)
+
+    # The weights that are still read, and the inputs.
+    read = inputs_of(net.ops)
     fills = tuple(op for op in e.fills if op.outputs[0] in read)
     weights = tuple(op.outputs[0] for op in fills)
-    read_from_outside = {*e.given, *weights}
-    kept = tuple(n for n in net.external_inputs if n in read_from_outside)
     init = Net(net.name + "_init", fills, (), weights)
-    return Package(init, rename_blobs(replace(net, external_inputs=kept), renamed)), renamed
+    read_from_outside = {*e.given, *weights}
+    inputs_read = tuple(filter(read_from_outside.__contains__, net.external_inputs))
+    net = replace(net, external_inputs=inputs_read)
+    return Package(init, rename_blobs(net, new_names)), new_names
 
 
 def from_factory(target: str) -> Package:
@@ -149,26 +166,22 @@ def from_factory(target: str) -> Package:
     try:
         example = factory()
     except Exception as e:  # whatever the user's code raises
-        raise ConversionError(
-            f"{target} raised {type(e).__name__}: {str(e).partition(chr(10))[0]:.300}"
-        ) from e
+        first_line = str(e).partition("\n")[0]
+        raise ConversionError(f"{target} raised {type(e).__name__}: {first_line:.300}") from e
     fn, args, params = example_of(target, example)
     return from_jax(fn, *args, params=params)
 
 
 def example_of(target: str, example: Any) -> tuple[Any, tuple[Any, ...], Any]:
     """What a factory returned, as (fn, args, params). Raises ConversionError for anything else."""
-    if (
-        not isinstance(example, tuple)
-        or len(example) not in (2, 3)
-        or not isinstance(example[1], (tuple, list))
-    ):
-        raise ConversionError(
-            f"{target} returns a {type(example).__name__}; it must return (fn, args) or (fn, args, params), where args is a "
-            "tuple of example arrays"
-        )
-    fn, args, params = (*example, None)[:3]
-    return fn, tuple(args), params
+    if isinstance(example, tuple) and len(example) in (2, 3):
+        fn, args, params = (*example, None)[:3]
+        if isinstance(args, (tuple, list)):
+            return fn, tuple(args), params
+    raise ConversionError(
+        f"{target} returns a {type(example).__name__}; it must return (fn, args) or (fn, args, params), where args is a "
+        "tuple of example arrays"
+    )
 
 
 def load_function(target: str) -> Callable[..., Any]:
@@ -202,7 +215,11 @@ def verify(
     names = list(given)
     first = len(examples) - len(names)
     rng = np.random.default_rng(0)
-    expected = jax.jit(lambda args: read(evaluate_graph(graph, args), graph.outputs))
+
+    @jax.jit
+    def expected(args: Sequence[Any]) -> Any:
+        return read(evaluate_graph(graph, args), graph.outputs)
+
     run = jax.jit(package.to_jax())
     random = [drawn(rng, x) if k >= first else x for k, x in enumerate(examples)]
     trials = [random] if ends(graph, random) else []
@@ -218,27 +235,40 @@ def verify(
         with jax.default_matmul_precision("highest"):
             wanted = expected(args)
             outs = run(inputs)
-            bad = [n for n, want in zip(package.output_names, wanted) if not close(outs[n], want)]
-            if bad:
-                raise ConversionError(_explain(package, graph, args, inputs, trail, bad))
+            wrong = []
+            for name, value in zip(package.output_names, wanted):
+                if not close(outs[name], value):
+                    wrong.append(repr(name))
+            if wrong:
+                head = (
+                    f"the nets of {package.predict_net.name!r} compute other numbers than the function for "
+                    f"{', '.join(wrong)}"
+                )
+                where = _first_difference(package, graph, args, inputs, trail)
+                raise ConversionError(f"{head}; {where}")
 
 
-def _explain(package: Package, graph: Graph, args, inputs, trail, bad) -> str:
-    """The error message, with the first blob that differs."""
+def _first_difference(
+    package: Package,
+    graph: Graph,
+    args: Sequence[Any],
+    inputs: Mapping[str, Any],
+    trail: Sequence[tuple[FlatEquation, Var, Blob]],
+) -> str:
+    """Says which blob is the first that differs."""
     net = package.predict_net
-    head = f"the nets of {net.name!r} compute other numbers than the function for {', '.join(map(repr, bad))}"
     env = evaluate_graph(graph, args)
     blobs = run_net(net, {**package.weights(), **inputs})
     for node, var, blob in trail:
         value = blobs.get(blob.name)
         if value is None or var not in env:
             continue
-        if not close(
-            np.broadcast_to(value, blob.shape) if value.shape == blob.held else value, env[var]
-        ):
-            index, op = next((k, op) for k, op in enumerate(net.ops) if blob.name in op.outputs)
+        if value.shape == blob.held:
+            value = np.broadcast_to(value, blob.shape)
+        if not close(value, env[var]):
+            index = next(k for k, op in enumerate(net.ops) if blob.name in op.outputs)
             return (
-                f"{head}; the first blob that differs is {blob.name!r}, made from {node.name} ({node.source}) by "
-                f"{describe_op(index, op.type, op.outputs, net.name)}"
+                f"the first blob that differs is {blob.name!r}, made from {node.name} ({node.source}) by "
+                f"{place_of(net, index)}"
             )
-    return f"{head}; every blob before them agrees"
+    return "every blob before them agrees"

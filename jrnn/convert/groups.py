@@ -21,9 +21,8 @@ from jrnn.convert.rules.shape_rules import join
 from jrnn.jaxprs.flat import Atom, FlatEquation, Graph, Var
 
 Shape = tuple[int, ...]
-Candidate = tuple[
-    str, Callable, tuple[Shape, ...]
-]  # name of the group, reference, shapes of its arguments
+# The name of a group, its reference function, and the shapes of the function's arguments.
+Candidate = tuple[str, Callable, tuple[Shape, ...]]
 Makers = Mapping[Var, FlatEquation]
 
 
@@ -32,29 +31,43 @@ def recognize(graph: Graph) -> Graph:
     makers = graph.makers()
     replaced: dict[FlatEquation, FlatEquation] = {}
     for node in reversed(graph.nodes):
-        for name, reference, shapes in _candidates(node, makers):
-            sought = pattern(reference, shapes)
-            match = find(sought, node.outputs[-1], makers)
-            if match is None or not all(v in match for v in (*sought.inputs, *sought.outputs[:-1])):
+        for candidate in _candidates(node, makers):
+            group = _group(candidate, node, makers)
+            if group is None:
                 continue
-            inputs = tuple(match[v] for v in sought.inputs)
-            outputs = (*(match[v] for v in sought.outputs[:-1]), node.outputs[-1])
-            if any(makers[v] in replaced for v in outputs) or _depends(
-                inputs, outputs[:-1], makers
-            ):
-                continue
-            before = _GATES_BEFORE.get(name)
-            if before is not None and (source := _whole(inputs[1:], makers, before)) is not None:
-                inputs = (inputs[0], source)
-            group = FlatEquation(
-                name, {"number": match.get(ANY)}, inputs, outputs, node.source, _runner(reference)
-            )
-            replaced.update((makers[v], group) for v in outputs)
-            break
+            own_makers = [makers[var] for var in group.outputs]
+            if replaced.keys().isdisjoint(own_makers):
+                replaced.update(dict.fromkeys(own_makers, group))
+                break
     if not replaced:
         return graph
     nodes = dict.fromkeys(replaced.get(node, node) for node in graph.nodes)
     return replace(graph, nodes=ordered(list(nodes), graph.outputs))
+
+
+def _group(candidate: Candidate, node: FlatEquation, makers: Makers) -> FlatEquation | None:
+    """The node that replaces a group which ends in `node`; None if the candidate does not match."""
+    name, reference, shapes = candidate
+    sought = pattern(reference, shapes)
+    match = find(sought, node.outputs[-1], makers)
+    if match is None or not all(v in match for v in (*sought.inputs, *sought.outputs[:-1])):
+        return None
+    inputs = tuple(match[v] for v in sought.inputs)
+    other_outputs = [match[v] for v in sought.outputs[:-1]]
+    if _depends(inputs, other_outputs, makers):
+        return None
+    if name in _GATES_BEFORE:
+        source = _whole(inputs[1:], makers, _GATES_BEFORE[name])
+        if source is not None:
+            inputs = (inputs[0], source)
+    return FlatEquation(
+        name,
+        {"number": match.get(ANY)},
+        inputs,
+        (*other_outputs, node.outputs[-1]),
+        node.source,
+        _runner(reference),
+    )
 
 
 def _depends(inputs: Iterable[Atom], outputs: Sequence[Var], makers: Makers) -> bool:
@@ -87,17 +100,22 @@ def _candidates(node: FlatEquation, makers: Makers) -> Iterator[Candidate]:
     if not shape or node.outputs[0].dtype != FLOAT:
         return
     if node.name == "div":
-        yield from (("group_softmax", fn, (shape,)) for fn in (_softmax, _plain_softmax))
-        if (before := _before_views(node, makers)) is not None:
+        yield "group_softmax", _softmax, (shape,)
+        yield "group_softmax", _plain_softmax, (shape,)
+        before = _before_views(node, makers)
+        if before is not None:
             yield "group_softmax", _softmax_in_views(shape), (before,)
     if node.name == "add":
         yield from _products(node, makers)
         if len(shape) > 1:
-            yield from (("group_layer_norm", fn, (shape, shape[-1:], shape[-1:])) for fn in _NORMS)
-        yield from (("group_gru_unit", fn, (shape,) * 3) for fn in (_gru, _gru_difference))
+            for norm in _NORMS:
+                yield "group_layer_norm", norm, (shape, shape[-1:], shape[-1:])
+        yield "group_gru_unit", _gru, (shape,) * 3
+        yield "group_gru_unit", _gru_difference, (shape,) * 3
     if node.name == "mul":
         yield "group_fast_gelu", _fast_gelu, (shape,)
-        yield from (("group_gelu", fn, (shape,)) for fn in (_gelu, _erf_gelu))
+        yield "group_gelu", _gelu, (shape,)
+        yield "group_gelu", _erf_gelu, (shape,)
         yield "group_lstm_unit", _lstm, (shape,) * 5
 
 
@@ -149,7 +167,8 @@ def _(e: Emitter, node: FlatEquation, x):
     return e.reshaped(softmax, shape)
 
 
-_fast_gelu, _gelu = (partial(jax.nn.gelu, approximate=approximate) for approximate in (True, False))
+_fast_gelu = partial(jax.nn.gelu, approximate=True)
+_gelu = partial(jax.nn.gelu, approximate=False)
 
 
 def _erf_gelu(x):
@@ -158,9 +177,8 @@ def _erf_gelu(x):
 
 @rule("group_fast_gelu", "group_gelu")
 def _(e: Emitter, node: FlatEquation, x):
-    return e.op(
-        "Gelu", [x], x.shape, FLOAT, fast_gelu=1 if node.name == "group_fast_gelu" else None
-    )
+    fast = 1 if node.name == "group_fast_gelu" else None
+    return e.op("Gelu", [x], x.shape, FLOAT, fast_gelu=fast)
 
 
 # FC --------------------------------------------------------------------------------------------------------------------
@@ -197,8 +215,9 @@ def _products(node: FlatEquation, makers: Makers) -> Iterator[Candidate]:
             yield "group_fc_transposed", _FC_TRANSPOSED, (x, w, bias)
 
 
-rule("group_fc")(lambda e, node, x, w, b: fully_connected(e, x, w, b, out_first=True))
-rule("group_fc_transposed")(lambda e, node, x, w, b: fully_connected(e, x, w, b, out_first=False))
+@rule("group_fc", "group_fc_transposed")
+def _(e: Emitter, node: FlatEquation, x, w, b):
+    return fully_connected(e, x, w, b, out_first=node.name == "group_fc")
 
 
 # LayerNorm -------------------------------------------------------------------------------------------------------------
@@ -215,20 +234,19 @@ def _norm_of_squares(x, gamma, beta):
     return (x - jnp.expand_dims(mean, -1)) * scale + _last(x, beta)
 
 
-def _norm_by(scaled: Callable) -> Callable:
-    def norm(x, gamma, beta):
-        mean = x.mean(-1, keepdims=True)
-        var = x.var(-1, keepdims=True)
-        return scaled(x - mean, var + ANY) * _last(x, gamma) + _last(x, beta)
-
-    return norm
+def _norm_by_sqrt(x, gamma, beta):
+    mean = x.mean(-1, keepdims=True)
+    var = x.var(-1, keepdims=True)
+    return (x - mean) / jnp.sqrt(var + ANY) * _last(x, gamma) + _last(x, beta)
 
 
-_NORMS = (
-    _norm_of_squares,
-    _norm_by(lambda d, v: d / jnp.sqrt(v)),
-    _norm_by(lambda d, v: d * lax.rsqrt(v)),
-)
+def _norm_by_rsqrt(x, gamma, beta):
+    mean = x.mean(-1, keepdims=True)
+    var = x.var(-1, keepdims=True)
+    return (x - mean) * lax.rsqrt(var + ANY) * _last(x, gamma) + _last(x, beta)
+
+
+_NORMS = (_norm_of_squares, _norm_by_sqrt, _norm_by_rsqrt)
 
 
 @rule("group_layer_norm")
@@ -264,12 +282,16 @@ _GATES_BEFORE = {"group_lstm_unit": 0, "group_gru_unit": 1}
 def _whole(gates, makers: Makers, before: int) -> Var | None:
     """The variable of which the gates are consecutive slices of its last axis, after `before` slices of their size."""
     size = gates[0].shape[-1]
-    parts = [part for v in gates if (part := _part(v, makers)) is not None]
-    if [start for _, start in parts] != [(before + k) * size for k in range(len(gates))]:
+    sources = []
+    for k, gate in enumerate(gates):
+        part = _part(gate, makers)
+        if part is None or part[1] != (before + k) * size:
+            return None
+        sources.append(part[0])
+    source = sources[0]
+    if source.shape[-1] != (before + len(gates)) * size:
         return None
-    source = parts[0][0]
-    whole = all(s is source for s, _ in parts) and source.shape[-1] == (before + len(gates)) * size
-    return source if whole else None
+    return source if all(other is source for other in sources) else None
 
 
 def _part(v, makers: Makers) -> tuple[Var, int] | None:
@@ -281,13 +303,11 @@ def _part(v, makers: Makers) -> tuple[Var, int] | None:
     p = node.params
     if node.name == "split" and p["axis"] == len(source.shape) - 1:
         return source, sum(p["sizes"][: node.outputs.index(v)])
-    if (
-        node.name == "slice"
-        and set(p["strides"] or (1,)) == {1}
-        and v.shape[:-1] == source.shape[:-1]
-    ):
-        return source, p["start_indices"][-1]
-    return None
+    if node.name != "slice" or v.shape[:-1] != source.shape[:-1]:
+        return None
+    if set(p["strides"] or (1,)) != {1}:
+        return None
+    return source, p["start_indices"][-1]
 
 
 def _rows(e: Emitter, x: Value) -> Value:
@@ -311,7 +331,6 @@ def _(e: Emitter, node: FlatEquation, h, *gates):
     parts = [_rows(e, x) for x in gates]
     # GRUUnit does not read the reset gate, so any numbers will do in its place
     joined = join(e, [parts[0], *parts], 2) if len(parts) > 1 else parts[0]
-    unit = e.op(
-        "GRUUnit", [hidden, joined, np.zeros(1, np.int32)], hidden.shape, FLOAT, sequence_lengths=0
-    )
+    inputs = [hidden, joined, np.zeros(1, np.int32)]
+    unit = e.op("GRUUnit", inputs, hidden.shape, FLOAT, sequence_lengths=0)
     return e.reshaped(unit, h.shape)

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jrnn.convert.emitter import shrink
+from jrnn.convert.rules.shape_rules import moves_elements
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.flat import Atom, FlatEquation, Graph, Var, flatten
 
@@ -31,7 +32,8 @@ _IGNORED = (
 @cache
 def pattern(fn: Callable, shapes: tuple[tuple[int, ...], ...]) -> Graph:
     """The graph of a reference function of float32 arrays of the given shapes."""
-    return flatten(jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct(s, np.float32) for s in shapes)))
+    specs = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+    return flatten(jax.make_jaxpr(fn)(*specs))
 
 
 def find(reference: Graph, target: Var, makers: Mapping[Var, FlatEquation]) -> Match | None:
@@ -57,21 +59,22 @@ def find(reference: Graph, target: Var, makers: Mapping[Var, FlatEquation]) -> M
     def same(p: FlatEquation, t: FlatEquation, a: Var, b: Var, match: Match) -> Match | None:
         if is_view(p) and is_view(t):
             return unify(_base(p, pattern_makers), _base(t, makers), match)
-        if (
-            not _alike(p, t)
-            or p.outputs.index(a) != t.outputs.index(b)
-            or len(p.inputs) != len(t.inputs)
-        ):
+        if not _alike(p, t) or p.outputs.index(a) != t.outputs.index(b):
             return None
-        for inputs in (
-            [t.inputs, t.inputs[::-1]] if primitives.named(p.name).commutes else [t.inputs]
-        ):
-            now: Match | None = match
-            for x, y in zip(p.inputs, inputs):
-                now = None if now is None else unify(x, y, now)
-            if now is not None:
-                return now
-        return None
+        if len(p.inputs) != len(t.inputs):
+            return None
+        after = unify_all(p.inputs, t.inputs, match)
+        if after is None and primitives.named(p.name).commutes:
+            after = unify_all(p.inputs, t.inputs[::-1], match)
+        return after
+
+    def unify_all(p: Sequence[Atom], t: Sequence[Atom], match: Match) -> Match | None:
+        after: Match | None = match
+        for a, b in zip(p, t):
+            after = unify(a, b, after)
+            if after is None:
+                return None
+        return after
 
     return unify(reference.outputs[-1], target, {})
 
@@ -82,15 +85,15 @@ def maker_of(atom: Atom, makers: Mapping[Var, FlatEquation]) -> FlatEquation | N
 
 def _through(atom: Atom, makers: Mapping[Var, FlatEquation]) -> Atom:
     """The atom that `atom` is a copy of."""
-    while (node := maker_of(atom, makers)) is not None:
+    source: Atom | None = atom
+    while source is not None:
+        atom = source
+        node = maker_of(atom, makers)
+        if node is None:
+            break
         row = primitives.named(node.name)
         is_copy = row.reshapes and tuple(node.inputs[0].shape) == node.outputs[0].shape
-        if is_copy or row.copies:
-            atom = node.inputs[0]
-        elif (other := _next_to_neutral(node)) is not None:
-            atom = other
-        else:
-            break
+        source = node.inputs[0] if is_copy or row.copies else _next_to_neutral(node)
     return atom
 
 
@@ -99,9 +102,12 @@ def _next_to_neutral(node: FlatEquation) -> Atom | None:
     row = primitives.named(node.name)
     if row.neutral is None:
         return None
-    for x, other in (node.inputs, node.inputs[::-1])[: 2 if row.commutes else 1]:
-        known = not isinstance(other, Var) and other.size and np.all(other == row.neutral)
-        if known and x.shape == node.outputs[0].shape:
+    orders = [node.inputs]
+    if row.commutes:
+        orders.append(node.inputs[::-1])
+    for x, other in orders:
+        is_neutral = not isinstance(other, Var) and other.size and np.all(other == row.neutral)
+        if is_neutral and x.shape == node.outputs[0].shape:
             return x
     return None
 
@@ -129,17 +135,19 @@ def _base(node: FlatEquation, makers: Mapping[Var, FlatEquation]) -> Atom:
 
 def is_view(node: FlatEquation) -> bool:
     """Whether a node gives its operand's elements in the same order in another shape, as a reshape does."""
+    operand = node.inputs[0]
     if node.name == "transpose":
-        kept = [k for k in node.params["permutation"] if node.inputs[0].shape[k] != 1]
-        return kept == sorted(kept)
-    return primitives.named(node.name).reshapes and math.prod(node.inputs[0].shape) == math.prod(
-        node.outputs[0].shape
-    )
+        return not moves_elements(operand, node.params["permutation"])
+    keeps_size = math.prod(operand.shape) == math.prod(node.outputs[0].shape)
+    return primitives.named(node.name).reshapes and keeps_size
 
 
 def _alike(p: FlatEquation, t: FlatEquation) -> bool:
+    """Whether two nodes have the same primitive and the same parameters, but for `_IGNORED`."""
+    if p.name != t.name:
+        return False
     keys = {*p.params, *t.params}.difference(_IGNORED)
-    return p.name == t.name and all(_equal(p.params.get(k), t.params.get(k)) for k in keys)
+    return all(_equal(p.params.get(k), t.params.get(k)) for k in keys)
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -151,11 +159,19 @@ def _equal(a: Any, b: Any) -> bool:
 
 def ordered(nodes: Sequence[FlatEquation], outputs: Sequence[Atom]) -> tuple[FlatEquation, ...]:
     """The nodes that outputs need, each after the nodes that it reads."""
-    makers = {v: node for node in nodes for v in node.outputs}
+    makers: dict[Var, FlatEquation] = {}
+    for node in nodes:
+        makers.update(dict.fromkeys(node.outputs, node))
     done: dict[FlatEquation, None] = {}
 
     def before(atoms: Sequence[Atom]) -> list[tuple[FlatEquation, bool]]:
-        return [(node, False) for v in reversed(atoms) if (node := maker_of(v, makers)) is not None]
+        """The makers of atoms, for the stack, which is read from its end."""
+        pairs = []
+        for atom in reversed(atoms):
+            node = maker_of(atom, makers)
+            if node is not None:
+                pairs.append((node, False))
+        return pairs
 
     stack = before(outputs)
     while stack:

@@ -35,9 +35,10 @@ def load_named(target: str, error: type[JrnnError], what: str = "NAME") -> Any:
     if not colon or not module_name or not name:
         raise error(f"{target!r} must be MODULE:{what}, as in my_models:make or my_models.py:make")
     path = Path(module_name)
-    module = (
-        _of_file(path, error) if path.suffix == ".py" else _imported(module_name, target, error)
-    )
+    if path.suffix == ".py":
+        module = _of_file(path, error)
+    else:
+        module = _imported(module_name, target, error)
     if not hasattr(module, name):
         raise error(f"{module_name} has no {what.lower()} {name!r}{near(name, vars(module))}")
     return getattr(module, name)
@@ -133,8 +134,6 @@ def from_the_root(target: str) -> str:
     'my_package.tasks:TASK'
     """
     module_name, colon, name = target.rpartition(":")
-    return (
-        f"{Path(module_name).absolute()}:{name}"
-        if colon and module_name.endswith(".py")
-        else target
-    )
+    if colon and module_name.endswith(".py"):
+        return f"{Path(module_name).absolute()}:{name}"
+    return target

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -17,7 +16,7 @@ import numpy as np
 from jrnn.errors import ConversionError, FormatError, near
 from jrnn.files import AtLeast, checked, kind_of, new_folder, read_json, write_whole
 from jrnn.nets.graph.scope import reads
-from jrnn.nets.ir import Net, Numbers, Op
+from jrnn.nets.ir import Net, Numbers, Op, inputs_of, written_by
 from jrnn.nets.lowering import run_net, to_jax
 from jrnn.nets.ops.values import DTYPES
 from jrnn.nets.proto import read_net, write_net
@@ -26,7 +25,7 @@ INIT = "init_net.pb"
 PREDICT = "predict_net.pb"
 SHAPES = "value_info.json"
 CODES = {np.dtype(d): code for code, d in DTYPES.items()}
-_LONGEST = 1 << 20  # bytes that are read of the file of shapes
+_MAX_BYTES_OF_SHAPES = 1 << 20
 Size = Annotated[int, AtLeast(0, 2**63 - 1)]
 _NOT_FILLED = "the init net does not fill it"
 _PLACEHOLDER = "the init net ends in placeholders for it, as Caffe2's mobile exporter writes them"
@@ -61,10 +60,10 @@ def fill(name: str, value: Any) -> Op:
 
 def outputs_of(net: Net) -> tuple[str, ...]:
     """The outputs that a net declares; if it declares none, the blobs that none of its operators reads."""
-    read = {i for op in net.ops for i in op.inputs}
-    return net.external_outputs or tuple(
-        dict.fromkeys(o for op in net.ops for o in op.outputs if o not in read)
-    )
+    if net.external_outputs:
+        return net.external_outputs
+    read = inputs_of(net.ops)
+    return tuple(name for name in written_by(net.ops) if name not in read)
 
 
 def placeholder(name: str) -> Op:
@@ -89,17 +88,18 @@ class Package:
     shapes: Mapping[str, jax.ShapeDtypeStruct] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        nets = ", ".join(
-            f"{len(net.ops)} operators in {net.name!r}" for net in (self.predict_net, self.init_net)
-        )
+        predict = self.predict_net
+        init = self.init_net
         return (
-            f"Package({nets}; inputs {list(self.input_names)}, outputs {list(self.output_names)})"
+            f"Package({len(predict.ops)} operators in {predict.name!r}, {len(init.ops)} operators in {init.name!r}; "
+            f"inputs {list(self.input_names)}, outputs {list(self.output_names)})"
         )
 
     @property
     def weight_names(self) -> tuple[str, ...]:
         """The blobs that the init net fills, without the inputs."""
-        return tuple(n for n in self._filled() if n not in self.inputs)
+        inputs = self.inputs
+        return tuple(name for name in self._fills() if name not in inputs)
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -110,11 +110,15 @@ class Package:
         {'data': 'the init net does not fill it'}
         """
         placeholders = self._placeholders()
-        read = dict.fromkeys((*self.predict_net.external_inputs, *reads(self.predict_net)))
-        reasons = {
-            n: _PLACEHOLDER if n in placeholders else _NOT_FILLED for n in self._required(read)
-        }
+        read = self._read()
+        reasons = {}
+        for name in self._required(read):
+            reasons[name] = _PLACEHOLDER if name in placeholders else _NOT_FILLED
         return reasons or self._suggested(read)
+
+    def _read(self) -> dict[str, None]:
+        """The blobs that the predict net declares as inputs or reads, each once."""
+        return dict.fromkeys((*self.predict_net.external_inputs, *reads(self.predict_net)))
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -129,22 +133,21 @@ class Package:
     def weights(self, *, key: Any = None) -> dict[str, Any]:
         """The weights as numpy arrays, by name; `key` is for init nets that draw random numbers."""
         blobs = self.filled(key=key)
-        return {n: blobs[n] for n in self.weight_names}
+        return {name: blobs[name] for name in self.weight_names}
 
     def filled(self, *, key: Any = None) -> dict[str, Any]:
         """All that the init net fills but placeholders: the weights, and the examples that serve as default inputs."""
         blobs = run_net(self.init_net, {}, key=key)
         placeholders = self._placeholders()
-        return {n: v for n, v in blobs.items() if n not in placeholders}
+        return {name: value for name, value in blobs.items() if name not in placeholders}
 
     def check_known(self, given: Iterable[str]) -> None:
         """Raises ConversionError for a blob that the predict net does not read."""
-        known = dict.fromkeys(
-            (*self.inputs, *self.predict_net.external_inputs, *reads(self.predict_net))
-        )
+        inputs = self.inputs
+        known = {**inputs, **self._read()}
         for name in sorted(set(given) - set(known)):
             raise ConversionError(
-                f"the package has no input {name!r}{near(name, known)}; it has {list(self.inputs)}"
+                f"the package has no input {name!r}{near(name, known)}; it has {list(inputs)}"
             )
 
     def check_inputs(self, given: Iterable[str]) -> None:
@@ -158,39 +161,46 @@ class Package:
                     f"the package needs {', '.join(map(repr, inputs))}; {name!r} is missing"
                 )
 
-    def _filled(self) -> dict[str, Op]:
-        return {o: op for op in self.init_net.ops for o in op.outputs}
+    def _fills(self) -> dict[str, Op]:
+        """The blobs that the init net fills, with the operators that do."""
+        fills: dict[str, Op] = {}
+        for op in self.init_net.ops:
+            fills.update(dict.fromkeys(op.outputs, op))
+        return fills
 
     def _required(self, names: Iterable[str]) -> list[str]:
-        fills = self._filled()
+        """The names that need a value of the caller."""
+        fills = self._fills()
         placeholders = self._placeholders()
-        return [n for n in names if n not in fills or n in placeholders]
+        return [name for name in names if name not in fills or name in placeholders]
 
     def _placeholders(self) -> tuple[str, ...]:
         """The longest prefix of the predict net's inputs for which the init net ends in placeholders."""
-        ops = self.init_net.ops
+        filled: list[str] = []
+        for op in reversed(self.init_net.ops):
+            if not _is_placeholder(op):
+                break
+            filled.insert(0, op.outputs[0])
         inputs = self.predict_net.external_inputs
-        last = 0
-        while last < len(ops) and _is_placeholder(ops[-1 - last]):
-            last += 1
-        ends = (
-            k for k in range(last, 0, -1) if tuple(op.outputs[0] for op in ops[-k:]) == inputs[:k]
-        )
-        return inputs[: next(ends, 0)]
+        for count in range(len(filled), 0, -1):
+            if tuple(filled[-count:]) == inputs[:count]:
+                return inputs[:count]
+        return ()
 
     def _suggested(self, read: Iterable[str]) -> dict[str, str]:
         """Inputs of a package whose init net fills every blob: leading single numbers, and the first operator's input."""
-        fills = self._filled()
-        single = takewhile(lambda n: _fills_one_number(fills[n]), read)
-        reasons = dict.fromkeys(
-            single, "the init net fills it with a single number, before the first weight"
-        )
-        first = next((op for op in self.predict_net.ops if op.inputs), None)
-        if first is not None and first.inputs[0] in fills:
-            reasons.setdefault(
-                first.inputs[0],
-                f"the first operator, {first.type}, reads it first; the init net fills it",
-            )
+        fills = self._fills()
+        reasons = {}
+        for name in read:
+            if not _fills_one_number(fills[name]):
+                break
+            reasons[name] = "the init net fills it with a single number, before the first weight"
+        for op in self.predict_net.ops:
+            if op.inputs:
+                why = f"the first operator, {op.type}, reads it first; the init net fills it"
+                if op.inputs[0] in fills:
+                    reasons.setdefault(op.inputs[0], why)
+                break
         return reasons
 
     def to_jax(self) -> Callable[..., dict[str, Any]]:
@@ -222,10 +232,11 @@ class Package:
             write_net(self.init_net, new / INIT)
             write_net(self.predict_net, new / PREDICT)
             if self.shapes:
-                info = {
-                    n: [CODES[np.dtype(s.dtype)], list(s.shape)] for n, s in self.shapes.items()
-                }
-                write_whole(new / SHAPES, (json.dumps(info, indent=1) + "\n").encode(), FormatError)
+                info = {}
+                for name, spec in self.shapes.items():
+                    info[name] = [CODES[np.dtype(spec.dtype)], list(spec.shape)]
+                text = json.dumps(info, indent=1) + "\n"
+                write_whole(new / SHAPES, text.encode(), FormatError)
 
     @classmethod
     def load(cls, folder: str | Path) -> Package:
@@ -236,19 +247,22 @@ class Package:
                 raise ConversionError(
                     f"{folder}: has no {name}; a package is a folder with {INIT} and {PREDICT}"
                 )
-        return cls(
-            read_net(folder / INIT), read_net(folder / PREDICT), _read_shapes(folder / SHAPES)
-        )
+        init_net = read_net(folder / INIT)
+        predict_net = read_net(folder / PREDICT)
+        return cls(init_net, predict_net, _read_shapes(folder / SHAPES))
 
 
 def _read_shapes(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes of inputs in a file such as `{"x": [1, [2, 3]]}`; none if there is no file."""
-    shapes = read_json(path, FormatError, most=_LONGEST) if kind_of(path) else {}
+    if not kind_of(path):
+        return {}
+    info = read_json(path, FormatError, most=_MAX_BYTES_OF_SHAPES)
     try:
-        return {
-            n: jax.ShapeDtypeStruct(checked(tuple[Size, ...], shape, n, FormatError), DTYPES[code])
-            for n, (code, shape) in shapes.items()
-        }
+        shapes = {}
+        for name, (code, sizes) in info.items():
+            shape = checked(tuple[Size, ...], sizes, name, FormatError)
+            shapes[name] = jax.ShapeDtypeStruct(shape, DTYPES[code])
+        return shapes
     except (KeyError, TypeError, ValueError) as e:
         raise FormatError(
             f'{path}: must map inputs to [data type, sizes], as {{"x": [1, [2, 3]]}}: {e}'
@@ -283,13 +297,20 @@ class Predictor:
         self.inputs = package.inputs
         self.input_names = tuple(self.inputs)
         self.output_names = package.output_names
-        weights = package.filled()
-        self._weights = {n: jnp.asarray(w) for n, w in weights.items() if w.dtype.kind == "f"}
-        static = {
-            n: w for n, w in weights.items() if w.dtype.kind != "f"
-        }  # integers and strings may decide shapes
+        self._weights: dict[str, jax.Array] = {}
+        static: dict[str, Any] = {}
+        for name, weight in package.filled().items():
+            if weight.dtype.kind == "f":
+                self._weights[name] = jnp.asarray(weight)
+            else:
+                static[name] = weight  # integers and strings may decide shapes
         run = to_jax(package.predict_net, self.output_names)
-        self._run = jax.jit(lambda weights, inputs: run({**static, **weights, **inputs}))
+
+        @jax.jit
+        def run_with_weights(weights: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
+            return run({**static, **weights, **inputs})
+
+        self._run = run_with_weights
 
     def __repr__(self) -> str:
         return f"Predictor({self.package!r})"
@@ -307,14 +328,14 @@ class Predictor:
             raise ConversionError(
                 f"{len(values)} inputs were given, but the package has {len(self.input_names)}"
             )
-        given = dict(zip(self.input_names, values))
+        inputs = dict(zip(self.input_names, values))
         for name in named:
-            if name in given:
+            if name in inputs:
                 raise ConversionError(f"input {name!r} is given twice, by position and by name")
-        given |= named
-        self.package.check_inputs(given)
-        outs = self._run(
-            self._weights,
-            {n: np.asarray(v) if isinstance(v, list) else v for n, v in given.items()},
-        )
-        return {n: np.asarray(outs[n]) for n in self.output_names}
+        inputs |= named
+        self.package.check_inputs(inputs)
+        for name, value in inputs.items():
+            if isinstance(value, list):
+                inputs[name] = np.asarray(value)
+        outs = self._run(self._weights, inputs)
+        return {name: np.asarray(outs[name]) for name in self.output_names}

@@ -7,7 +7,7 @@ that only counts is computed from the timestep, and one that never changes is re
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,8 +20,8 @@ from jrnn.errors import ConversionError, GradientError
 from jrnn.jaxprs import scan_counts
 from jrnn.jaxprs.flat import FlatEquation, Graph, Var, flatten, live
 from jrnn.nets.builder import NetBuilder
-from jrnn.nets.graph import live_ops
-from jrnn.nets.ir import Net
+from jrnn.nets.graph.ssa import with_live_ops
+from jrnn.nets.ir import Net, written_by
 from jrnn.nets.recurrent_networks import RecurrentState, recurrent_net
 
 
@@ -33,6 +33,7 @@ def cond_rule(e: Emitter, node: FlatEquation, index, *values):
     outputs = [e.zeros(v.shape, v.dtype, "branched") for v in node.outputs]
 
     def run(k: int) -> None:
+        """Appends one branch, which writes the outputs."""
         for value, out in zip(e.graph(branches[k], values), outputs):
             e.copy(e.blob(value), out.name)
 
@@ -60,25 +61,26 @@ def _(e: Emitter, node: FlatEquation, *values):
     first = p["cond_nconsts"]
     after = p["cond_nconsts"] + p["body_nconsts"]
     carried = body.inputs[p["body_nconsts"] :]
-    changing = [new is not v for v, new in zip(carried, body.outputs)]
-    state: list[Value] = [
-        replace(e.copy(e.blob(value), e.claim("loop")), shape=v.shape) if changes else value
-        for value, v, changes in zip(values[after:], carried, changing)
-    ]
-    names = {s.name for s, changes in zip(state, changing) if changes}
+
+    # A carry that a step changes is copied to a blob that the loop overwrites.
+    state: list[Value] = list(values[after:])
+    names: dict[int, str] = {}
+    for k, (var, new) in enumerate(zip(carried, body.outputs)):
+        if new is not var:
+            names[k] = e.claim("loop")
+            state[k] = replace(e.copy(e.blob(state[k]), names[k]), shape=var.shape)
+
     with e.b.while_():
         with e.b.condition():
             e.copy(e.blob(e.graph(test, [*values[:first], *state])[0]))
         results = e.graph(body, [*values[first:after], *state])
-        changed = [
-            (e.blob(value), s.name)
-            for value, s, changes in zip(results, state, changing)
-            if changes
-        ]
-        # all new values are known before the first old one is overwritten
-        changed = [(e.copy(m) if m.name in names else m, name) for m, name in changed]
-        for m, name in changed:
-            e.copy(m, name)
+        # All new values are known before the first old one is overwritten.
+        changed = {name: e.blob(results[k]) for k, name in names.items()}
+        for name, blob in changed.items():
+            if blob.name in changed:
+                changed[name] = e.copy(blob)
+        for name, blob in changed.items():
+            e.copy(blob, name)
     return tuple(state)
 
 
@@ -94,7 +96,9 @@ class _HeldValue:
     dtype: np.dtype
 
     def width(self, batch: int) -> int:
-        return math.prod(self.shape) // batch * (2 if self.dtype == INT32 else 1)
+        """D of the folded floats [1, N, D]: an int32 takes two."""
+        width = math.prod(self.shape) // batch
+        return 2 * width if self.dtype == INT32 else width
 
 
 def _fold(e: Emitter, value: Value, batch: int) -> Blob:
@@ -111,7 +115,8 @@ def _unfold(
     blob = Blob.of(name, (*(lead or (1,)), batch, state.width(batch)), FLOAT)
     if state.dtype == INT32:
         half = blob.shape[2] // 2
-        high, low = (e.cast(cut(e, blob, 2, k * half, (k + 1) * half), INT32) for k in (0, 1))
+        high = e.cast(cut(e, blob, 2, 0, half), INT32)
+        low = e.cast(cut(e, blob, 2, half, 2 * half), INT32)
         return e.reshaped(from_halves(e, high, low), (*lead, *state.shape))
     return e.cast(e.reshaped(blob, (*lead, *state.shape)), state.dtype)
 
@@ -124,10 +129,10 @@ class _Roles:
         body: the step, without the nodes that nothing that is read needs.
         consts, carried, sequences: its inputs.
         constants: the numbers of the carries that no step changes.
-        counters: those of the carries that only count, with what a step adds.
+        counters: the numbers of the carries that only count, with what a step adds.
         held: the numbers of the other carries that are needed; `states` begins with them.
         states: what the recurrent network holds, carries and outputs.
-        place: for the number of an output that is read, that of the state that it shows.
+        place: the number of an output that is read -> the number of the state that it shows.
     """
 
     body: Graph
@@ -146,29 +151,54 @@ def _roles(node: FlatEquation, read: Sequence[bool]) -> _Roles:
     first, count = scan_counts(node.params)
     carried = body.inputs[first : first + count]
     new = body.outputs[:count]
-    outs = body.outputs[count:]
-    constants = {k for k, v in enumerate(carried) if new[k] is v}
-    counters = {k: n for k, v in enumerate(carried) if (n := _growth(body, v, new[k])) is not None}
-    kept, nodes = _needed(body, carried, read, {*constants, *counters})
-    held = [k for k in kept if k not in constants and k not in counters]
+
+    # Carries that the recurrent network need not hold.
+    constants = set()
+    counters = {}
+    for k, var in enumerate(carried):
+        growth = _growth(body, var, new[k])
+        if new[k] is var:
+            constants.add(k)
+        elif growth is not None:
+            counters[k] = growth
+
+    # What it holds: the other carries that are needed, and the outputs that are read.
+    needed, nodes = _needed(body, carried, read, {*constants, *counters})
+    held = [k for k in needed if k not in constants and k not in counters]
     states = [_HeldValue(new[k], carried[k].shape, np.dtype(carried[k].dtype)) for k in held]
     place: dict[int, int] = {}
-    for k, v in enumerate(outs):
+    for k, out in enumerate(body.outputs[count:]):
         if not read[count + k]:
             continue
-        place[k] = next((i for i, s in enumerate(states) if s.new is v), len(states))
+        place[k] = _position(states, out)
         if place[k] == len(states):
-            states.append(_HeldValue(v, node.outputs[count + k].shape[1:], np.dtype(v.dtype)))
-    for s in states:
-        if s.dtype not in (FLOAT, BOOL, INT32) or not math.prod(s.shape):
+            shape = node.outputs[count + k].shape[1:]
+            states.append(_HeldValue(out, shape, np.dtype(out.dtype)))
+    for state in states:
+        if state.dtype not in (FLOAT, BOOL, INT32) or not math.prod(state.shape):
             raise ConversionError(
-                f"a scan that carries {s.dtype}{list(s.shape)}: only float32, int32 and bool with elements can be carried"
+                f"a scan that carries {state.dtype}{list(state.shape)}: only float32, int32 and bool with elements can be "
+                "carried"
             )
-    sequences = body.inputs[first + count :]
-    body = replace(body, nodes=nodes)
     return _Roles(
-        body, body.inputs[:first], carried, sequences, constants, counters, held, states, place
+        body=replace(body, nodes=nodes),
+        consts=body.inputs[:first],
+        carried=carried,
+        sequences=body.inputs[first + count :],
+        constants=constants,
+        counters=counters,
+        held=held,
+        states=states,
+        place=place,
     )
+
+
+def _position(states: Sequence[_HeldValue], new: Var | np.ndarray) -> int:
+    """The number of the first state with this new value; after the last one if there is none."""
+    for k, state in enumerate(states):
+        if state.new is new:
+            return k
+    return len(states)
 
 
 @dataclass(frozen=True)
@@ -184,11 +214,19 @@ class _StepNet:
     @property
     def net(self) -> Net:
         net = self.builder.build(outputs=self.next)
-        return replace(net, ops=tuple(net.ops[k] for k in live_ops(net, self.next)))
+        return with_live_ops(net, self.next)
 
 
-def _step(e: Emitter, roles: _Roles, values, xs, floats, prefix: str, batch: int) -> _StepNet:
-    """Emits the step: `values` are those of the scan, `xs` its sequences, and `floats` those of them that are floats."""
+def _step(
+    e: Emitter,
+    roles: _Roles,
+    values: Sequence[Value],
+    xs: Mapping[Var, Value],
+    floats: Mapping[Var, Blob],
+    prefix: str,
+    batch: int,
+) -> _StepNet:
+    """Emits the step from the `values` of the scan, its sequences `xs`, and the sequences `floats` that are floats."""
     body = roles.body
     states = roles.states
     first = len(roles.consts)
@@ -198,23 +236,30 @@ def _step(e: Emitter, roles: _Roles, values, xs, floats, prefix: str, batch: int
     timestep = builder.input(e.claim("timestep"))
     previous = [builder.input(e.claim("previous")) for _ in states]
     with e.inside(builder):
+        # The inputs of the step.
         clock = Blob.of(timestep, (1,), INT32)
         env: dict[Var, Value] = dict(zip(roles.consts, values))
-        env.update((roles.carried[k], values[first + k]) for k in roles.constants)
+        for k in roles.constants:
+            env[roles.carried[k]] = values[first + k]
         for k, amount in roles.counters.items():
             if roles.carried[k] in used:
                 env[roles.carried[k]] = _counted(e, clock, values[first + k], amount)
         env.update(_sequences(e, clock, xs, floats, input_t, batch))
-        env.update(
-            (roles.carried[k], _unfold(e, name, s, batch))
-            for k, s, name in zip(roles.held, states, previous)
-        )
-        given = [env.get(v, np.zeros(v.shape, v.dtype) if v.dtype else None) for v in body.inputs]
+        for k, state, name in zip(roles.held, states, previous):
+            env[roles.carried[k]] = _unfold(e, name, state, batch)
+        inputs = []
+        for var in body.inputs:
+            unused = np.zeros(var.shape, var.dtype) if var.dtype else None
+            inputs.append(env.get(var, unused))
+
+        # The new states, each in a blob of its own that the step writes.
         new: list[str] = []
-        for value in e.graph(replace(body, outputs=tuple(s.new for s in states)), given):
+        outputs = tuple(state.new for state in states)
+        for value in e.graph(replace(body, outputs=outputs), inputs):
             blob = _fold(e, value, batch)
-            written = any(blob.name in op.outputs for op in builder.ops)
-            new.append((blob if written and blob.name not in new else e.copy(blob)).name)
+            if blob.name in new or blob.name not in written_by(builder.ops):
+                blob = e.copy(blob)
+            new.append(blob.name)
     return _StepNet(builder, input_t, timestep, previous, new)
 
 
@@ -230,32 +275,53 @@ def scan_rule(e: Emitter, node: FlatEquation, *values):
     count = len(roles.carried)
     states = roles.states
 
+    # The sequences that the step reads, and the step.
     used = roles.body.used()
-    xs = {v: x for v, x in zip(roles.sequences, values[first + count :]) if v in used}
-    xs = {v: reverse(e, x, 0) if p["reverse"] else x for v, x in xs.items()}
-    floats = {v: e.blob(x) for v, x in xs.items() if isinstance(x, Blob) and x.dtype == FLOAT}
-    batch = _batch([x.shape[1:] for x in floats.values()] + [s.shape for s in states])
+    xs = {}
+    for var, x in zip(roles.sequences, values[first + count :]):
+        if var in used:
+            xs[var] = reverse(e, x, 0) if p["reverse"] else x
+    floats = {}
+    for var, x in xs.items():
+        if isinstance(x, Blob) and x.dtype == FLOAT:
+            floats[var] = e.blob(x)
+    shapes = [x.shape[1:] for x in floats.values()]
+    batch = _batch([*shapes, *(state.shape for state in states)])
     prefix = e.claim("recurrent")
-    step = _step(e, roles, values, xs, floats, prefix, batch)
+    step = _step(
+        e=e,
+        roles=roles,
+        values=values,
+        xs=xs,
+        floats=floats,
+        prefix=prefix,
+        batch=batch,
+    )
 
+    # The initial states; an output that is not a carry starts at zero.
     taken = set(step.builder.external_inputs)
-    initial = [values[first + k] for k in roles.held]
-    initial += [np.zeros(s.shape, s.dtype) for s in states[len(initial) :]]
-    starts = [_start(e, value, s, batch, taken) for value, s in zip(initial, states)]
+    initial_states = []
+    for k, (name, state) in enumerate(zip(step.previous, states)):
+        if k < len(roles.held):
+            value = values[first + roles.held[k]]
+        else:
+            value = np.zeros(state.shape, state.dtype)
+        initial_states.append((name, _start(e, value, state, batch, taken).name))
     sequence = _sequence(e, list(floats.values()), steps, batch, taken)
-    wanted = [2 * i for i in roles.place.values()] + [
-        2 * i + 1 for i, k in enumerate(roles.held) if read[k]
-    ]
-    with_grads = {i for i in wanted if states[i // 2].dtype == FLOAT}
+
+    # The outputs of the network that are read: all values of a state are output 2 k, the last ones output 2 k + 1.
+    outputs_read = [2 * i for i in roles.place.values()]
+    outputs_read += [2 * i + 1 for i, k in enumerate(roles.held) if read[k]]
+    with_grads = {i for i in outputs_read if states[i // 2].dtype == FLOAT}
     net = step.net
 
     def append(forward_only: bool) -> list[RecurrentState]:
         return recurrent_net(
-            e.b,
-            net,
-            [(step.input_t, sequence.name)],
-            [(name, start.name) for name, start in zip(step.previous, starts)],
-            dict(zip(step.previous, step.next)),
+            b=e.b,
+            step_net=net,
+            inputs=[(step.input_t, sequence.name)],
+            initial_states=initial_states,
+            links=dict(zip(step.previous, step.next)),
             timestep=step.timestep,
             scope=prefix,
             outputs_with_grads=sorted(with_grads),
@@ -278,9 +344,13 @@ def scan_rule(e: Emitter, node: FlatEquation, *values):
             value = _unfold(e, outputs[i].last, states[i], batch) if read[k] else None
         results.append(value)
     for k in range(len(node.outputs) - count):
-        i = roles.place.get(k)
-        y = None if i is None else _unfold(e, outputs[i].all, states[i], batch, (steps,))
-        results.append(y if i is None or not p["reverse"] else reverse(e, y, 0))
+        ys = None
+        if k in roles.place:
+            i = roles.place[k]
+            ys = _unfold(e, outputs[i].all, states[i], batch, (steps,))
+            if p["reverse"]:
+                ys = reverse(e, ys, 0)
+        results.append(ys)
     return tuple(results)
 
 
@@ -290,29 +360,43 @@ def _growth(body: Graph, before: Var, after: Var | np.ndarray) -> int | None:
     if maker is None or maker.name != "add" or before.shape or before.dtype.kind != "i":
         return None
     a, b = maker.inputs
-    amount = b if a is before else a if b is before else None
+    amount: Var | np.ndarray | None = None
+    if a is before:
+        amount = b
+    elif b is before:
+        amount = a
     return int(amount) if isinstance(amount, np.ndarray) else None
 
 
-def _needed(body: Graph, carried: Sequence[Var], read: Sequence[bool], plain: set[int]):
-    """The carries and the nodes that are needed to compute what is read of a scan."""
-    new = body.outputs[: len(carried)]
-    kept = {k for k in range(len(carried)) if read[k]}
+def _needed(
+    body: Graph, carried: Sequence[Var], read: Sequence[bool], plain: set[int]
+) -> tuple[list[int], tuple[FlatEquation, ...]]:
+    """The carries and the nodes that are needed to compute what is read of a scan.
+
+    A carry whose number is in `plain` is known without its new value.
+    """
+    outputs_read = []
+    for k in range(len(carried), len(body.outputs)):
+        if read[k]:
+            outputs_read.append(body.outputs[k])
+    needed = {k for k in range(len(carried)) if read[k]}
     while True:
-        outs = [new[k] for k in kept if k not in plain]
-        outs += [v for v, r in zip(body.outputs[len(carried) :], read[len(carried) :]) if r]
+        outs = [body.outputs[k] for k in needed if k not in plain]
+        outs += outputs_read
         nodes = live(body.nodes, outs)
         seen = replace(body, nodes=nodes, outputs=tuple(outs)).used()
-        more = kept | {k for k, v in enumerate(carried) if v in seen}
-        if more == kept:
-            return sorted(kept), nodes
-        kept = more
+        more = needed | {k for k, var in enumerate(carried) if var in seen}
+        if more == needed:
+            return sorted(needed), nodes
+        needed = more
 
 
 def _batch(shapes: Sequence[tuple[int, ...]]) -> int:
     """N: the first dimension of the sequences and states, if it divides the size of all of them, else 1."""
-    n = next((shape[0] for shape in shapes if len(shape) > 1), 1)
-    return n if n and all(math.prod(shape) % n == 0 for shape in shapes) else 1
+    batch = next((shape[0] for shape in shapes if len(shape) > 1), 1)
+    if batch and all(math.prod(shape) % batch == 0 for shape in shapes):
+        return batch
+    return 1
 
 
 def _counted(e: Emitter, clock: Blob, start: Value, amount: int) -> Value:
@@ -320,41 +404,49 @@ def _counted(e: Emitter, clock: Blob, start: Value, amount: int) -> Value:
     now = e.cast(e.reshaped(clock, ()), start.dtype)
     if amount != 1:
         now = binary(e, "Mul", now, np.asarray(amount, start.dtype))
-    return now if is_static(start) and not start else binary(e, "Add", now, start)
+    if is_static(start) and not start:
+        return now
+    return binary(e, "Add", now, start)
 
 
-def _sequences(e: Emitter, clock: Blob, xs, floats, input_t: str, batch: int) -> dict[Var, Value]:
+def _sequences(
+    e: Emitter,
+    clock: Blob,
+    xs: Mapping[Var, Value],
+    floats: Mapping[Var, Blob],
+    input_t: str,
+    batch: int,
+) -> dict[Var, Value]:
     """The current element of each sequence."""
     widths = [math.prod(x.shape[1:]) // batch for x in floats.values()]
     parts: list[Value] = [Blob.of(input_t, (1, batch, sum(widths)), FLOAT)]
     if len(widths) > 1:
-        parts = e.ops(
-            "Split",
-            [input_t],
-            [((1, batch, width), FLOAT) for width in widths],
-            axis=2,
-            split=widths,
-        )
+        outputs = [((1, batch, width), FLOAT) for width in widths]
+        parts = e.ops("Split", [input_t], outputs, axis=2, split=widths)
     env: dict[Var, Value] = {v: e.reshaped(part, v.shape) for v, part in zip(floats, parts)}
-    for v, x in xs.items():
-        if v in env:
+    for var, x in xs.items():
+        if var in env:
             continue
-        if (
-            is_static(x)
-            and x.dtype.kind == "i"
-            and x.ndim == 1
-            and len(set(np.diff(x).tolist())) == 1
-        ):
-            env[v] = _counted(e, clock, x[0], int(x[1] - x[0]))
+        if _is_range(x):
+            env[var] = _counted(e, clock, x[0], int(x[1] - x[0]))
         else:
-            env[v] = e.reshaped(pick(e, x, 0, clock), x.shape[1:])
+            env[var] = e.reshaped(pick(e, x, 0, clock), x.shape[1:])
     return env
+
+
+def _is_range(x: Value) -> bool:
+    """Whether a sequence has known integers at equal distances."""
+    is_vector = is_static(x) and x.dtype.kind == "i" and x.ndim == 1
+    return is_vector and len(set(np.diff(x).tolist())) == 1
 
 
 def _sequence(e: Emitter, floats: list[Blob], steps: int, batch: int, taken: set[str]) -> Blob:
     """The float sequences as one, [T, N, D], in a blob that the step net does not read by name."""
     parts = [e.reshaped(x, (steps, batch, math.prod(x.shape[1:]) // batch)) for x in floats]
-    sequence = join(e, parts, 2) if parts else e.zeros((steps, batch, 1), FLOAT, "no_input")
+    if parts:
+        sequence = join(e, parts, 2)
+    else:
+        sequence = e.zeros((steps, batch, 1), FLOAT, "no_input")
     return e.copy(sequence) if sequence.name in taken else sequence
 
 

@@ -6,6 +6,7 @@ Where Caffe2 has no operator for a primitive, its definition is a JAX function, 
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -33,17 +34,16 @@ def binary(e: Emitter, type: str, a: Value, b: Value, dtype: Any = None) -> Valu
         return np.asarray(_FOLDED[type](a, b))
     a = e.loose(a)
     b = e.loose(b)
-    out = e.op(
-        type,
-        [a.name, b.name],
-        np.broadcast_shapes(a.held, b.held),
-        a.dtype if dtype is None else dtype,
-    )
+    if dtype is None:
+        dtype = a.dtype
+    out = e.op(type, [a.name, b.name], np.broadcast_shapes(a.held, b.held), dtype)
     return replace(out, shape=np.broadcast_shapes(a.shape, b.shape))
 
 
 def unary(e: Emitter, type: str, x: Blob, **args: Any) -> Blob:
-    return replace(e.op(type, [x.name], x.held, x.dtype, **args), shape=x.shape)
+    """An operator of one blob, element by element."""
+    out = e.op(type, [x.name], x.held, x.dtype, **args)
+    return replace(out, shape=x.shape)
 
 
 def need_float(x: Value, what: str) -> None:
@@ -80,14 +80,17 @@ def _(e: Emitter, node: FlatEquation, x):
 def _(e: Emitter, node: FlatEquation, x):
     y = node.params["y"]
     if x.dtype != FLOAT:
-        return e.call(
-            lambda x: math.prod([x] * y, start=jnp.ones_like(x)), x
-        )  # JAX has y >= 0 for integers
+        return e.call(partial(_integer_power, y), x)
     if y in (2, 3, -1):
         return unary(e, {2: "Sqr", 3: "Cube", -1: "Reciprocal"}[y], x)
     even = unary(e, "Pow", unary(e, "Sqr", x), exponent=float(abs(y) // 2))
     power = binary(e, "Mul", even, x) if y % 2 else even
     return unary(e, "Reciprocal", power) if y < 0 else power
+
+
+def _integer_power(y: int, x: Any) -> Any:
+    """x to the y of integers, for which JAX has y >= 0."""
+    return math.prod([x] * y, start=jnp.ones_like(x))
 
 
 @rule("pow")
@@ -118,7 +121,11 @@ _ROUNDED = {
     lax.RoundingMethod.TO_NEAREST_EVEN: _round_to_even,
     lax.RoundingMethod.AWAY_FROM_ZERO: _round_from_zero,
 }
-rule("round")(lambda e, node, x: e.call(_ROUNDED[node.params["rounding_method"]], x))
+
+
+@rule("round")
+def _(e: Emitter, node: FlatEquation, x):
+    return e.call(_ROUNDED[node.params["rounding_method"]], x)
 
 
 def _remainder(a: Any, b: Any) -> Any:
@@ -134,31 +141,58 @@ def _remainder(a: Any, b: Any) -> Any:
 def _atan2(y: Any, x: Any) -> Any:
     """Divides by the larger of the two, so that values and gradients are right where the other is zero."""
     flat = jnp.abs(x) >= jnp.abs(y)
-    near_x = jnp.arctan(y / jnp.where(flat & (x != 0), x, 1.0)) + jnp.where(
-        x < 0, jnp.where(y < 0, -np.pi, np.pi), 0.0
-    )
+    slope = y / jnp.where(flat & (x != 0), x, 1.0)
+    near_x = jnp.arctan(slope)
+    near_x += jnp.where(x < 0, jnp.where(y < 0, -np.pi, np.pi), 0.0)
     near_y = jnp.where(y < 0, -np.pi / 2, np.pi / 2) - jnp.arctan(x / jnp.where(flat, 1.0, y))
     return jnp.where(flat, near_x, near_y)
 
 
 def _asinh(x: Any) -> Any:
-    grown = [
-        jnp.log(v + jnp.sqrt(v * v + 1.0))
-        for v in (jnp.where(x < 0, 0.0, x), jnp.where(x < 0, -x, 0.0))
-    ]
-    return jnp.where(x < 0, -grown[1], grown[0])
+    def of_positive(size: Any) -> Any:
+        return jnp.log(size + jnp.sqrt(size * size + 1.0))
+
+    above = jnp.where(x < 0, 0.0, x)
+    below = jnp.where(x < 0, -x, 0.0)
+    of_above = of_positive(above)
+    of_below = of_positive(below)
+    return jnp.where(x < 0, -of_below, of_above)
+
+
+def _acosh(x: Any) -> Any:
+    return jnp.log(x + jnp.sqrt(x * x - 1.0))
+
+
+def _atanh(x: Any) -> Any:
+    return 0.5 * jnp.log((1.0 + x) / (1.0 - x))
+
+
+def _erfc(x: Any) -> Any:
+    return 1.0 - lax.erf(x)
+
+
+def _exp2(x: Any) -> Any:
+    return lax.exp(x * math.log(2.0))
+
+
+def _expm1(x: Any) -> Any:
+    return lax.exp(x) - 1.0
+
+
+def _log1p(x: Any) -> Any:
+    return lax.log(x + 1.0)
 
 
 _DEFINITIONS: dict[str, Callable] = {
-    "acosh": lambda x: jnp.log(x + jnp.sqrt(x * x - 1.0)),
+    "acosh": _acosh,
     "asinh": _asinh,
     "atan2": _atan2,
-    "atanh": lambda x: 0.5 * jnp.log((1.0 + x) / (1.0 - x)),
+    "atanh": _atanh,
     "erf_inv": definitions.erf_inv,
-    "erfc": lambda x: 1.0 - lax.erf(x),
-    "exp2": lambda x: lax.exp(x * math.log(2.0)),
-    "expm1": lambda x: lax.exp(x) - 1.0,
-    "log1p": lambda x: lax.log(x + 1.0),
+    "erfc": _erfc,
+    "exp2": _exp2,
+    "expm1": _expm1,
+    "log1p": _log1p,
     "log2": definitions.log2,
     "one_minus_square": definitions.one_minus_square,
     "polynomial": definitions.polynomial,
@@ -166,23 +200,34 @@ _DEFINITIONS: dict[str, Callable] = {
 }
 
 
-rule(*_DEFINITIONS)(lambda e, node, *xs: e.call(_DEFINITIONS[node.name], *xs))
+@rule(*_DEFINITIONS)
+def _(e: Emitter, node: FlatEquation, *xs):
+    return e.call(_DEFINITIONS[node.name], *xs)
+
+
+def _shift_left(x: Any, amount: Any, powers: Any) -> Any:
+    return x * powers[amount]
 
 
 def _shift_right(x: Any, amount: Any, powers: Any) -> Any:
-    for part in (amount // 2, amount - amount // 2):  # 2**31 is no int32, but both halves are
+    """Divides and rounds down, in two parts: 2**31 is no int32, but both halves are."""
+    for part in (amount // 2, amount - amount // 2):
         divisor = powers[part]
         quotient = lax.div(x, divisor)
         x = jnp.where(quotient * divisor > x, quotient - 1, quotient)
     return x
 
 
+def _shift_right_logical(x: Any, amount: Any, powers: Any) -> Any:
+    """Shifts zeros in, which clears the copies of the sign."""
+    shifted = _shift_right(x, amount, powers)
+    return shifted & (powers[len(powers) - 1 - amount] * 2 - 1)
+
+
 _SHIFTS = {
-    "shift_left": lambda x, amount, powers: x * powers[amount],
+    "shift_left": _shift_left,
     "shift_right_arithmetic": _shift_right,
-    "shift_right_logical": lambda x, amount, powers: (
-        _shift_right(x, amount, powers) & (powers[len(powers) - 1 - amount] * 2 - 1)
-    ),
+    "shift_right_logical": _shift_right_logical,
 }
 
 
@@ -192,7 +237,11 @@ def _(e: Emitter, node: FlatEquation, x, amount):
         raise ConversionError(f"{node.name} of booleans: convert to int32 first")
     bits = x.dtype.itemsize * 8
     powers = np.asarray([1 << k for k in range(bits - 1)] + [-(1 << (bits - 1))], x.dtype)
-    return e.call(lambda x, amount: _SHIFTS[node.name](x, amount, jnp.asarray(powers)), x, amount)
+
+    def shift(x: Any, amount: Any) -> Any:
+        return _SHIFTS[node.name](x, amount, jnp.asarray(powers))
+
+    return e.call(shift, x, amount)
 
 
 # Two operands, comparisons, logic --------------------------------------------------------------------------------------
@@ -214,7 +263,8 @@ def _(e: Emitter, node: FlatEquation, a, b):
 @rule("max", "min")
 def _(e: Emitter, node: FlatEquation, a, b):
     if a.dtype == BOOL:
-        return binary(e, "Or" if node.name == "max" else "And", a, b)
+        type = "Or" if node.name == "max" else "And"
+        return binary(e, type, a, b)
     if is_static(a):
         a, b = b, a
     if is_static(b) and b.dtype == FLOAT:
@@ -232,49 +282,62 @@ def extreme(e: Emitter, type: str, a: Value, b: Value) -> Value:
         return np.asarray(_FOLDED[type](a, b))
     shape = np.broadcast_shapes(a.shape, b.shape)
     if a.dtype != FLOAT:
-        return where(e, binary(e, "GE" if type == "Max" else "LE", a, b, BOOL), a, b, shape)
+        is_first = binary(e, "GE" if type == "Max" else "LE", a, b, BOOL)
+        return where(e, is_first, a, b, shape)
     return e.op(type, [spread_to(v, shape) for v in (a, b)], shape, a.dtype)
 
 
 def spread_to(value: Value, shape: tuple[int, ...]) -> Value:
     """The value with another shape that it broadcasts to."""
-    return replace(value, shape=shape) if isinstance(value, Blob) else np.broadcast_to(value, shape)
+    if isinstance(value, Blob):
+        return replace(value, shape=shape)
+    return np.broadcast_to(value, shape)
 
 
 def where(e: Emitter, which: Value, yes: Value, no: Value, shape: tuple[int, ...]) -> Blob:
+    """The elements of `yes` where `which` is true, else those of `no`, broadcast to one shape."""
     return e.op("Where", [spread_to(v, shape) for v in (which, yes, no)], shape, yes.dtype)
+
+
+def _is_one_number(value: Value) -> bool:
+    """Whether all elements of a value are the same known number."""
+    return bool(is_static(value) and value.size and np.ptp(value) == 0)
 
 
 @rule("clamp")
 def _(e: Emitter, node: FlatEquation, low, x, high):
-    known = is_static(low, high) and all(v.size and np.ptp(v) == 0 for v in (low, high))
-    if known and x.dtype == FLOAT:
+    if x.dtype == FLOAT and _is_one_number(low) and _is_one_number(high):
         return unary(e, "Clip", x, min=float(low.flat[0]), max=float(high.flat[0]))
     return extreme(e, "Min", extreme(e, "Max", x, low), high)
 
 
 _COMPARISONS = {"eq": "EQ", "ne": "NE", "lt": "LT", "le": "LE", "gt": "GT", "ge": "GE"}
-_OF_BOOLEANS = {
-    "lt": lambda a, b: ~a & b,
-    "le": lambda a, b: ~a | b,
-    "gt": lambda a, b: a & ~b,
-    "ge": lambda a, b: a | ~b,
-}
 
 
 @rule(*_COMPARISONS)
 def _(e: Emitter, node: FlatEquation, a, b):
     if a.dtype == BOOL and node.name == "ne":
         return binary(e, "Xor", a, b)
-    if a.dtype == BOOL and node.name in _OF_BOOLEANS:
-        return e.call(_OF_BOOLEANS[node.name], a, b)
+    if a.dtype == BOOL and node.name != "eq":
+        return e.call(partial(_compared_booleans, node.name), a, b)
     return binary(e, _COMPARISONS[node.name], a, b, BOOL)
+
+
+def _compared_booleans(name: str, a: Any, b: Any) -> Any:
+    """The comparison lt, le, gt or ge of booleans, of which Caffe2 compares none: False < True."""
+    if name[0] == "l":
+        a = ~a
+    else:
+        b = ~b
+    return a & b if name[1] == "t" else a | b
 
 
 @rule("and", "or", "xor")
 def _(e: Emitter, node: FlatEquation, a, b):
     type = node.name.capitalize()
-    return binary(e, type if a.dtype == BOOL else "Bitwise" + type, a, b)
+    if a.dtype != BOOL:
+        type = "Bitwise" + type
+    return binary(e, type, a, b)
 
 
 @rule("not")
@@ -288,14 +351,13 @@ def _(e: Emitter, node: FlatEquation, x):
 def _(e: Emitter, node: FlatEquation, which, *cases):
     shape = np.broadcast_shapes(which.shape, cases[0].shape)
     if len(cases) == 2:
-        return where(
-            e, which if which.dtype == BOOL else e.cast(which, BOOL), cases[1], cases[0], shape
-        )
+        if which.dtype != BOOL:
+            which = e.cast(which, BOOL)
+        return where(e, which, cases[1], cases[0], shape)
     chosen = cases[-1]
     for k in reversed(range(len(cases) - 1)):
-        chosen = where(
-            e, binary(e, "LE", which, np.asarray(k, which.dtype), BOOL), cases[k], chosen, shape
-        )
+        is_case = binary(e, "LE", which, np.asarray(k, which.dtype), BOOL)
+        chosen = where(e, is_case, cases[k], chosen, shape)
     return chosen
 
 
@@ -312,11 +374,21 @@ def _(e: Emitter, node: FlatEquation, x):
     return x
 
 
-rule("convert_element_type")(lambda e, node, x: e.cast(x, node.outputs[0].dtype))
-rule("copy", "name", "optimization_barrier", "device_put", "sharding_constraint")(
-    lambda e, node, *xs: xs
-)
-rule("is_finite")(
-    lambda e, node, x: binary(e, "LT", unary(e, "Abs", x), np.asarray(np.inf, FLOAT), BOOL)
-)
-rule("stop_gradient")(lambda e, node, x: unary(e, "StopGradient", x))
+@rule("convert_element_type")
+def _(e: Emitter, node: FlatEquation, x):
+    return e.cast(x, node.outputs[0].dtype)
+
+
+@rule("copy", "name", "optimization_barrier", "device_put", "sharding_constraint")
+def _(e: Emitter, node: FlatEquation, *xs):
+    return xs
+
+
+@rule("is_finite")
+def _(e: Emitter, node: FlatEquation, x):
+    return binary(e, "LT", unary(e, "Abs", x), np.asarray(np.inf, FLOAT), BOOL)
+
+
+@rule("stop_gradient")
+def _(e: Emitter, node: FlatEquation, x):
+    return unary(e, "StopGradient", x)

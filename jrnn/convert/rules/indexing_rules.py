@@ -13,15 +13,15 @@ from jax import lax
 
 from jrnn.convert.emitter import BOOL, INT32, Blob, Emitter, Value, rule
 from jrnn.convert.rules.elementwise_rules import binary, extreme, is_static, spread_to, where
-from jrnn.convert.rules.shape_rules import cut, join, pick, transpose
+from jrnn.convert.rules.shape_rules import cut, join, other_axes, pick, sizes_at, transpose
 from jrnn.errors import ConversionError
 from jrnn.jaxprs.flat import FlatEquation
 
 
 def _clip(e: Emitter, x: Value, low: int, high: int) -> Value:
-    return extreme(
-        e, "Min", extreme(e, "Max", x, np.asarray(low, x.dtype)), np.asarray(high, x.dtype)
-    )
+    """x between two numbers."""
+    at_least = extreme(e, "Max", x, np.asarray(low, x.dtype))
+    return extreme(e, "Min", at_least, np.asarray(high, x.dtype))
 
 
 @rule("dynamic_slice")
@@ -48,14 +48,22 @@ def _(e: Emitter, node: FlatEquation, x, update, *starts):
             continue
         start = _clip(e, start, 0, most - size)
         offset = binary(e, "Sub", np.arange(most, dtype=start.dtype), start)
-        zero, last = (np.asarray(k, start.dtype) for k in (0, size - 1))
-        here = binary(
-            e, "And", binary(e, "GE", offset, zero, BOOL), binary(e, "LE", offset, last, BOOL)
-        )
+        after_first = binary(e, "GE", offset, np.asarray(0, start.dtype), BOOL)
+        before_last = binary(e, "LE", offset, np.asarray(size - 1, start.dtype), BOOL)
+        here = binary(e, "And", after_first, before_last)
         update = pick(e, update, axis, _clip(e, offset, 0, size - 1))
-        here = e.reshaped(here, [most if k == axis else 1 for k in range(len(shape))])
+        here = e.reshaped(here, _along(axis, most, len(shape)))
         inside = here if inside is None else binary(e, "And", inside, here)
-    return update if inside is None else where(e, inside, update, x, shape)
+    if inside is None:
+        return update
+    return where(e, inside, update, x, shape)
+
+
+def _along(axis: int, size: int, rank: int) -> list[int]:
+    """The shape of a vector along one axis of an array."""
+    shape = [1] * rank
+    shape[axis] = size
+    return shape
 
 
 # Windows at indices ------------------------------------------------------------------------------------------------------
@@ -75,9 +83,9 @@ class _Places:
         return math.prod(self.flat.shape)
 
     def vector(self, e: Emitter) -> Value:
-        return e.reshaped(
-            self.flat.astype(np.int32) if is_static(self.flat) else self.flat, (self.amount,)
-        )
+        """The numbers of all elements, [K]."""
+        flat = self.flat.astype(np.int32) if is_static(self.flat) else self.flat
+        return e.reshaped(flat, (self.amount,))
 
 
 def _places(
@@ -95,42 +103,48 @@ def _places(
     A window starts at the indices [..., K] along `axes`, at 0 along the axes `first`, and at each element along the batch
     axes, which are mapped to dimensions of the indices.
     """
+    # Where each window starts, along each axis.
     outer = tuple(indices.shape[:-1])
     starts: dict[int, Value] = {axis: np.zeros(outer, indices.dtype) for axis in first}
-    for axis, at in batch.items():
-        held = [n if k == at else 1 for k, n in enumerate(outer)]
-        starts[axis] = np.broadcast_to(
-            np.arange(shape[axis], dtype=indices.dtype).reshape(held), outer
-        )
+    for axis, dimension in batch.items():
+        numbers = np.arange(shape[axis], dtype=indices.dtype)
+        held = _along(dimension, outer[dimension], len(outer))
+        starts[axis] = np.broadcast_to(numbers.reshape(held), outer)
     for k, axis in enumerate(axes):
         starts[axis] = e.reshaped(cut(e, indices, len(outer), k, k + 1), outer)
         if node.params["mode"] == lax.GatherScatterMode.CLIP:
             starts[axis] = _clip(e, starts[axis], 0, shape[axis] - sizes[axis])
-    windows = tuple(k for k in sorted(starts) if sizes[k] > 1)
+
+    # The number of each element, as if these axes were one.
+    window_axes = tuple(axis for axis in sorted(starts) if sizes[axis] > 1)
+    rank = len(outer) + len(window_axes)
     flat: Value = None
     for axis in sorted(starts):
-        part = e.reshaped(starts[axis], (*outer, *(1 for _ in windows)))
-        if axis in windows:
-            held = [1] * len(outer) + [sizes[k] if k == axis else 1 for k in windows]
-            part = binary(e, "Add", part, np.arange(sizes[axis], dtype=part.dtype).reshape(held))
+        part = e.reshaped(starts[axis], (*outer, *[1] * len(window_axes)))
+        if axis in window_axes:
+            dimension = len(outer) + window_axes.index(axis)
+            offsets = np.arange(sizes[axis], dtype=part.dtype)
+            part = binary(e, "Add", part, offsets.reshape(_along(dimension, sizes[axis], rank)))
         if flat is not None:
-            part = binary(
-                e, "Add", binary(e, "Mul", flat, np.asarray(shape[axis], flat.dtype)), part
-            )
+            rows = binary(e, "Mul", flat, np.asarray(shape[axis], flat.dtype))
+            part = binary(e, "Add", rows, part)
         flat = part
-    return _Places(
-        tuple(sorted(starts)),
-        windows,
-        outer,
-        spread_to(flat, (*outer, *(sizes[k] for k in windows))),
-    )
+    flat = spread_to(flat, (*outer, *(sizes[axis] for axis in window_axes)))
+    return _Places(axes=tuple(sorted(starts)), windows=window_axes, outer=outer, flat=flat)
 
 
 def _reordered(e: Emitter, x: Value, have: Sequence[Any], wanted: Sequence[Any]) -> Value:
     """Reorders the dimensions of x, labeled `have`, as `wanted`. Dimensions that are not wanted have size 1."""
-    kept = [label for label in have if label in wanted]
+    present = [label for label in have if label in wanted]
     x = e.reshaped(x, [n for n, label in zip(x.shape, have) if label in wanted])
-    return transpose(e, x, [kept.index(label) for label in wanted if label in kept])
+    return transpose(e, x, [present.index(label) for label in wanted if label in present])
+
+
+def _labels(rank: int, special: Sequence[int], names: Sequence[Any], others: Sequence[Any]):
+    """The labels of an array's dimensions: `names` for the dimensions `special`, in order, and `others` for the rest."""
+    next_name = iter(names)
+    next_other = iter(others)
+    return [next(next_name if k in special else next_other) for k in range(rank)]
 
 
 @rule("gather")
@@ -142,34 +156,34 @@ def gather_rule(e: Emitter, node: FlatEquation, x, indices):
     for axis in set(range(len(x.shape))).difference(d.start_index_map, batch):  # their index is 0
         x = cut(e, x, axis, 0, sizes[axis])
     first = () if batch or d.start_index_map else (0,)
-    places = _places(e, node, indices, d.start_index_map, batch, first, x.shape, sizes)
-    rest = [k for k in range(len(x.shape)) if k not in places.axes]
+    places = _places(
+        e=e,
+        node=node,
+        indices=indices,
+        axes=d.start_index_map,
+        batch=batch,
+        first=first,
+        shape=x.shape,
+        sizes=sizes,
+    )
+    rest = other_axes(x, *places.axes)
     if len(places.axes) == 1:
         (axis,) = places.axes
         front = [k for k in rest if k < axis]
-        moved = x
+        merged = x
     else:
         front = []
         axis = 0
-        moved = transpose(e, x, [*places.axes, *rest])
-        moved = e.reshaped(
-            moved, (math.prod(x.shape[k] for k in places.axes), *(x.shape[k] for k in rest))
-        )
-    picked = pick(e, moved, axis, places.vector(e))
+        merged = transpose(e, x, [*places.axes, *rest])
+        merged = e.reshaped(merged, (math.prod(sizes_at(x, places.axes)), *sizes_at(x, rest)))
+    picked = pick(e, merged, axis, places.vector(e))
     back = [k for k in rest if k not in front]
     outer = [f"outer {k}" for k in range(len(places.outer))]
     have = [*front, *outer, *places.windows, *back]
-    picked = e.reshaped(
-        picked, (*(x.shape[k] for k in front), *places.flat.shape, *(x.shape[k] for k in back))
-    )
-    shown = iter(
-        k
-        for k in range(len(x.shape))
-        if k not in (*d.collapsed_slice_dims, *d.operand_batching_dims)
-    )
-    others = iter(outer)
+    picked = e.reshaped(picked, (*sizes_at(x, front), *places.flat.shape, *sizes_at(x, back)))
+    shown = other_axes(x, *d.collapsed_slice_dims, *d.operand_batching_dims)
     shape = node.outputs[0].shape
-    wanted = [next(shown) if k in d.offset_dims else next(others) for k in range(len(shape))]
+    wanted = _labels(len(shape), d.offset_dims, shown, outer)
     return e.reshaped(_reordered(e, picked, have, wanted), shape)
 
 
@@ -178,46 +192,53 @@ def scatter_rule(e: Emitter, node: FlatEquation, x, indices, updates):
     d = node.params["dimension_numbers"]
     if not x.shape:
         raise ConversionError("a write at indices of a scalar; compute the new value instead")
-    shown = [
-        k
-        for k in range(len(x.shape))
-        if k not in (*d.inserted_window_dims, *d.operand_batching_dims)
-    ]
-    taken = {k: updates.shape[at] for k, at in zip(shown, d.update_window_dims)}
-    sizes = [taken.get(k, 1) for k in range(len(x.shape))]
+    shown = other_axes(x, *d.inserted_window_dims, *d.operand_batching_dims)
+    sizes = [1] * len(x.shape)
+    for axis, dimension in zip(shown, d.update_window_dims):
+        sizes[axis] = updates.shape[dimension]
     batch = dict(zip(d.operand_batching_dims, d.scatter_indices_batching_dims))
     axes = d.scatter_dims_to_operand_dims
-    first = [k for k in range(len(x.shape)) if k not in (*axes, *batch) and sizes[k] < x.shape[k]]
+    first = [axis for axis in other_axes(x, *axes, *batch) if sizes[axis] < x.shape[axis]]
     if not (first or axes or batch):
         first = [0]
-    places = _places(e, node, indices, axes, batch, first, x.shape, sizes)
-    rest = [k for k in range(len(x.shape)) if k not in places.axes]
+    places = _places(
+        e=e,
+        node=node,
+        indices=indices,
+        axes=axes,
+        batch=batch,
+        first=first,
+        shape=x.shape,
+        sizes=sizes,
+    )
 
+    # The updates as rows [K, ...], and the array as rows that places number.
+    rest = other_axes(x, *places.axes)
+    row = sizes_at(x, rest)
     outer = [f"outer {k}" for k in range(len(places.outer))]
-    inside = iter(shown)
-    others = iter(outer)
-    have = [
-        next(inside) if k in d.update_window_dims else next(others)
-        for k in range(len(updates.shape))
-    ]
-    row = tuple(x.shape[k] for k in rest)
+    have = _labels(len(updates.shape), d.update_window_dims, shown, outer)
     rows = _reordered(e, updates, have, [*outer, *places.windows, *rest])
     rows = e.blob(e.reshaped(rows, (places.amount, *row)))
     order = [*places.axes, *rest]
     moved = e.blob(transpose(e, x, order))
-    data = e.reshaped(moved, (math.prod(x.shape[k] for k in places.axes), *row))
+    data = e.reshaped(moved, (math.prod(sizes_at(x, places.axes)), *row))
+
     how = node.name.removeprefix("scatter").strip("-")
     if not how and is_static(places.flat) and _is_range(places.flat, data.shape[0]):
-        first = int(places.flat.min())
-        parts = (
-            cut(e, data, 0, 0, first),
-            rows,
-            cut(e, data, 0, first + places.amount, data.shape[0]),
-        )
-        written = join(e, [part for part in parts if part.shape[0]], 0)
+        begin = int(places.flat.min())
+        before = cut(e, data, 0, 0, begin)
+        after = cut(e, data, 0, begin + places.amount, data.shape[0])
+        written = join(e, [part for part in (before, rows, after) if part.shape[0]], 0)
     else:
         unique = node.params["unique_indices"] or places.amount == 1
-        written = _written(e, how, data, e.blob(places.vector(e)), rows, unique)
+        written = _written(
+            e=e,
+            how=how,
+            data=data,
+            at=e.blob(places.vector(e)),
+            rows=rows,
+            unique=unique,
+        )
     return transpose(e, e.reshaped(written, moved.shape), np.argsort(order))
 
 
@@ -229,12 +250,8 @@ def _is_range(places: np.ndarray, size: int) -> bool:
 def _written(e: Emitter, how: str, data: Blob, at: Blob, rows: Blob, unique: bool) -> Blob:
     """The data with rows [K, ...] assigned, added, ... at the places `at` [K]."""
     if how in ("add", "sub"):
-        return binary(
-            e,
-            how.capitalize(),
-            data,
-            e.op("SparseToDense", [at, rows, data], data.shape, data.dtype),
-        )
+        change = e.op("SparseToDense", [at, rows, data], data.shape, data.dtype)
+        return binary(e, how.capitalize(), data, change)
     if how:
         if not unique:
             raise ConversionError(
@@ -242,13 +259,20 @@ def _written(e: Emitter, how: str, data: Blob, at: Blob, rows: Blob, unique: boo
                 "unique_indices=True if they are not equal"
             )
         before = pick(e, data, 0, at)
-        rows = (
-            binary(e, "Mul", before, rows)
-            if how == "mul"
-            else extreme(e, how.capitalize(), before, rows)
-        )
+        if how == "mul":
+            rows = binary(e, "Mul", before, rows)
+        else:
+            rows = extreme(e, how.capitalize(), before, rows)
     if data.dtype == BOOL:  # ScatterAssign has no booleans
-        return e.cast(_written(e, "", e.cast(data, INT32), at, e.cast(rows, INT32), unique), BOOL)
+        numbers = _written(
+            e=e,
+            how="",
+            data=e.cast(data, INT32),
+            at=at,
+            rows=e.cast(rows, INT32),
+            unique=unique,
+        )
+        return e.cast(numbers, BOOL)
     copy = e.copy(data)
     e.b.op("ScatterAssign", [copy.name, at.name, e.blob(rows).name], [copy.name])
     return copy

@@ -11,30 +11,36 @@ from jax import lax
 
 from jrnn.convert.emitter import BOOL, FLOAT, INT32, INT64, Blob, Emitter, Value, rule
 from jrnn.convert.rules.elementwise_rules import binary, unary
-from jrnn.convert.rules.shape_rules import transpose
+from jrnn.convert.rules.shape_rules import other_axes, sizes_at, transpose
 from jrnn.errors import ConversionError
 from jrnn.jaxprs.flat import FlatEquation
 
-_HALF = (
-    2**16
-)  # the high and low half of an int32 are below this, so that float32 holds them exactly
+# The high and low half of an int32 are below this, so that float32 holds them exactly.
+_HALF = 2**16
 _TYPES = {"reduce_sum": "ReduceSum", "reduce_max": "ReduceMax", "reduce_min": "ReduceMin"}
 
 
-rule(*_TYPES)(lambda e, node, x: reduce(e, _TYPES[node.name], x, node.params["axes"]))
+@rule(*_TYPES)
+def _(e: Emitter, node: FlatEquation, x):
+    return reduce(e, _TYPES[node.name], x, node.params["axes"])
 
 
 def reduce(e: Emitter, type: str, x: Value, axes: Sequence[int]) -> Value:
-    shape = tuple(n for k, n in enumerate(x.shape) if k not in axes)
-    return e.op(type, [x], shape, x.dtype, axes=tuple(axes), keepdims=0) if axes else x
+    """Reduces x along some axes, which leave the shape."""
+    if not axes:
+        return x
+    shape = sizes_at(x, other_axes(x, *axes))
+    return e.op(type, [x], shape, x.dtype, axes=tuple(axes), keepdims=0)
 
 
 def _halved(combine: Callable, axes: Sequence[int], x: Any) -> Any:
     """Combines the first half of the elements along each axis with the second half, until one is left."""
     for axis in sorted(axes, reverse=True):
-        while (size := x.shape[axis]) > 1:
-            low, high, *odd = jnp.split(x, [size // 2, size // 2 * 2][: 1 + size % 2], axis)
-            x = jnp.concatenate([combine(low, high), *odd], axis)
+        while x.shape[axis] > 1:
+            half, is_odd = divmod(x.shape[axis], 2)
+            ends = [half, 2 * half] if is_odd else [half]
+            low, high, *rest = jnp.split(x, ends, axis)
+            x = jnp.concatenate([combine(low, high), *rest], axis)
         x = jnp.squeeze(x, axis)
     return x
 
@@ -57,11 +63,11 @@ def _(e: Emitter, node: FlatEquation, x):
 @rule("argmax", "argmin")
 def _(e: Emitter, node: FlatEquation, x):
     (axis,) = node.params["axes"]
-    x = e.cast(x, INT32) if x.dtype == BOOL else x
+    if x.dtype == BOOL:
+        x = e.cast(x, INT32)
     type = "ArgMax" if node.name == "argmax" else "ArgMin"
-    return e.cast(
-        e.op(type, [x], node.outputs[0].shape, INT64, axis=axis, keepdims=0), node.outputs[0].dtype
-    )
+    (out,) = node.outputs
+    return e.cast(e.op(type, [x], out.shape, INT64, axis=axis, keepdims=0), out.dtype)
 
 
 # Running results -------------------------------------------------------------------------------------------------------
@@ -75,11 +81,10 @@ def _running(combine: Callable, axis: int, reverse: bool, x: Any) -> Any:
     while step < size:
         low = cut(x, 0, size - step)
         high = cut(x, step, size)
-        parts = (
-            [combine(low, high), cut(x, size - step, size)]
-            if reverse
-            else [cut(x, 0, step), combine(high, low)]
-        )
+        if reverse:
+            parts = [combine(low, high), cut(x, size - step, size)]
+        else:
+            parts = [cut(x, 0, step), combine(high, low)]
         x = jnp.concatenate(parts, axis)
         step *= 2
     return x
@@ -99,15 +104,18 @@ def _(e: Emitter, node: FlatEquation, x):
         return e.call(partial(_running, _RUNNING[node.name], axis, reverse), x)
     size = x.shape[axis]
     order = _last(x, axis)
-    below = np.tril(np.ones((size, size), np.float32))
-    inputs = [transpose(e, x, order), below.T if reverse else below, np.zeros(size, np.float32)]
-    shape = tuple(x.shape[k] for k in order)
-    return transpose(e, e.op("FC", inputs, shape, FLOAT, axis=len(shape) - 1), np.argsort(order))
+    summed = np.tril(np.ones((size, size), np.float32))
+    if reverse:
+        summed = summed.T
+    shape = sizes_at(x, order)
+    inputs = [transpose(e, x, order), summed, np.zeros(size, np.float32)]
+    sums = e.op("FC", inputs, shape, FLOAT, axis=len(shape) - 1)
+    return transpose(e, sums, np.argsort(order))
 
 
 def _last(x: Value, axis: int) -> list[int]:
     """The order of dimensions that moves `axis` to the end."""
-    return [*(k for k in range(len(x.shape)) if k != axis), axis]
+    return [*other_axes(x, axis), axis]
 
 
 # Order -----------------------------------------------------------------------------------------------------------------
@@ -144,30 +152,28 @@ def _ranked(e: Emitter, keys: Sequence[Blob], k: int, ascending: bool) -> Blob:
         count = k if key is keys[-1] else key.shape[-1]
         if places is not None:
             key = e.reshaped(_at(e, key, places), key.shape)
-        key = unary(e, "Negative", key) if ascending else key
+        if ascending:
+            key = unary(e, "Negative", key)
         shape = (*key.shape[:-1], count)
-        largest = e.ops(
-            "TopK", [key], [(shape, FLOAT), (shape, INT64), ((math.prod(shape),), INT64)], k=count
-        )[2]
+        outputs = [(shape, FLOAT), (shape, INT64), ((math.prod(shape),), INT64)]
+        _, _, largest = e.ops("TopK", [key], outputs, k=count)
         places = largest if places is None else _at(e, places, largest)
     return places
 
 
 def _at(e: Emitter, x: Blob, places: Blob) -> Blob:
-    return e.op(
-        "Gather",
-        [e.reshaped(x, (math.prod(x.shape),)), places],
-        places.shape,
-        x.dtype,
-        dense_gradient=1,
-    )
+    """The elements of x at places of its flat array."""
+    flat = e.reshaped(x, (math.prod(x.shape),))
+    return e.op("Gather", [flat, places], places.shape, x.dtype, dense_gradient=1)
 
 
 @rule("sort")
 def _(e: Emitter, node: FlatEquation, *xs):
     order = _last(xs[0], node.params["dimension"])
     rows = [e.blob(transpose(e, x, order)) for x in xs]
-    keys = [key for x in reversed(rows[: node.params["num_keys"]]) for key in _keys(e, x)]
+    keys = []
+    for x in reversed(rows[: node.params["num_keys"]]):
+        keys += _keys(e, x)
     places = _ranked(e, keys, rows[0].shape[-1], ascending=True)
     ordered = [e.reshaped(_at(e, x, places), x.shape) for x in rows]
     return tuple(transpose(e, x, np.argsort(order)) for x in ordered)

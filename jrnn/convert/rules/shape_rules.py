@@ -1,7 +1,6 @@
 """Rules for primitives that move elements: reshaping, broadcasting, transposing, slicing, joining, padding."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,14 +25,30 @@ def _(e: Emitter, node: FlatEquation, x, *sizes):
     if sizes:
         raise ConversionError("a broadcast to a size that is only known when the function runs")
     shape = node.params["shape"]
-    at = node.params["broadcast_dimensions"]
-    full = x.held if len(x.held) == len(x.shape) else (1,) * (len(x.shape) - len(x.held)) + x.held
+    missing = len(x.shape) - len(x.held)
+    full = (1,) * missing + x.held
     held = [1] * len(shape)
-    for axis, size in zip(at, full):
+    for axis, size in zip(node.params["broadcast_dimensions"], full):
         held[axis] = size
-    if math.prod(held) == 1 and not full:
+    if not full:
         return replace(x, shape=shape)
     return replace(e.reshaped(replace(x, shape=x.held), held), shape=shape)
+
+
+def sizes_at(x: Value, axes: Iterable[int]) -> tuple[int, ...]:
+    """The sizes of some axes of x, in their order."""
+    return tuple(x.shape[axis] for axis in axes)
+
+
+def other_axes(x: Value, *axes: int) -> list[int]:
+    """The axes of x that are not among `axes`."""
+    return [axis for axis in range(len(x.shape)) if axis not in axes]
+
+
+def moves_elements(x: Value, axes: Iterable[int]) -> bool:
+    """Whether a transposition moves elements: it does not if only axes of size 1 change places."""
+    larger = [axis for axis in axes if x.shape[axis] != 1]
+    return larger != sorted(larger)
 
 
 def transpose(e: Emitter, x: Value, axes: Sequence[int]) -> Value:
@@ -43,9 +58,8 @@ def transpose(e: Emitter, x: Value, axes: Sequence[int]) -> Value:
         return x
     if is_static(x):
         return x.transpose(axes)
-    shape = tuple(x.shape[k] for k in axes)
-    kept = [k for k in axes if x.shape[k] != 1]
-    if kept == sorted(kept) and x.held == x.shape:
+    shape = sizes_at(x, axes)
+    if x.held == x.shape and not moves_elements(x, axes):
         return e.reshaped(x, shape)
     if x.dtype == BOOL:  # Transpose has no booleans
         return e.cast(transpose(e, e.cast(e.blob(x), INT32), axes), BOOL)
@@ -59,8 +73,10 @@ def cut(e: Emitter, x: Value, axis: int, start: int, end: int) -> Value:
     if is_static(x):
         return x[(slice(None),) * axis + (slice(start, end),)]
     shape = (*x.shape[:axis], end - start, *x.shape[axis + 1 :])
-    starts = [start if k == axis else 0 for k in range(len(x.shape))]
-    ends = [end if k == axis else -1 for k in range(len(x.shape))]
+    starts = [0] * len(x.shape)
+    ends = [-1] * len(x.shape)
+    starts[axis] = start
+    ends[axis] = end
     return e.op("Slice", [x], shape, x.dtype, starts=starts, ends=ends)
 
 
@@ -68,9 +84,8 @@ def cut(e: Emitter, x: Value, axis: int, start: int, end: int) -> Value:
 def _(e: Emitter, node: FlatEquation, x):
     p = node.params
     strides = p["strides"] or (1,) * len(x.shape)
-    for axis, (start, end, stride) in enumerate(
-        zip(p["start_indices"], p["limit_indices"], strides)
-    ):
+    bounds = zip(p["start_indices"], p["limit_indices"], strides)
+    for axis, (start, end, stride) in enumerate(bounds):
         if stride == 1:
             x = cut(e, x, axis, start, end)
         else:
@@ -81,13 +96,16 @@ def _(e: Emitter, node: FlatEquation, x):
 @rule("split")
 def _(e: Emitter, node: FlatEquation, x):
     axis = node.params["axis"]
-    sizes = node.params["sizes"]
+    part_sizes = node.params["sizes"]
     if x.dtype == FLOAT:
-        return e.ops(
-            "Split", [x], [(v.shape, v.dtype) for v in node.outputs], axis=axis, split=sizes
-        )
-    ends = np.cumsum(sizes).tolist()
-    return tuple(cut(e, x, axis, end - size, end) for size, end in zip(sizes, ends))
+        outputs = [(v.shape, v.dtype) for v in node.outputs]
+        return e.ops("Split", [x], outputs, axis=axis, split=part_sizes)
+    parts = []
+    start = 0
+    for size in part_sizes:
+        parts.append(cut(e, x, axis, start, start + size))
+        start += size
+    return tuple(parts)
 
 
 def pick(e: Emitter, x: Value, axis: int, indices: Value) -> Blob:
@@ -100,7 +118,9 @@ def pick(e: Emitter, x: Value, axis: int, indices: Value) -> Blob:
 
 
 def reverse(e: Emitter, x: Value, axis: int) -> Value:
-    return np.flip(x, axis) if is_static(x) else pick(e, x, axis, np.arange(x.shape[axis])[::-1])
+    if is_static(x):
+        return np.flip(x, axis)
+    return pick(e, x, axis, np.arange(x.shape[axis])[::-1])
 
 
 @rule("rev")
@@ -113,8 +133,9 @@ def _(e: Emitter, node: FlatEquation, x):
 @rule("stack")
 def _(e: Emitter, node: FlatEquation, *xs):
     axis = node.params["axis"]
-    shape = node.outputs[0].shape
-    return join(e, [e.reshaped(x, (*shape[:axis], 1, *shape[axis + 1 :])) for x in xs], axis)
+    part = list(node.outputs[0].shape)
+    part[axis] = 1
+    return join(e, [e.reshaped(x, part) for x in xs], axis)
 
 
 def join(e: Emitter, xs: Sequence[Value], axis: int) -> Value:
@@ -137,12 +158,25 @@ def padded(e: Emitter, x: Value, value: Value, config: Any) -> Value:
             wide = join(e, [column, spread_to(value, (*before, size, inside, *after))], axis + 1)
             x = e.reshaped(wide, (*before, size * (inside + 1), *after))
             size += (size - 1) * inside
-        x = cut(e, x, axis, max(0, -low), size - max(0, -high))
-        around = [spread_to(value, (*before, n, *after)) if n > 0 else None for n in (low, high)]
-        x = join(e, [part for part in (around[0], x, around[1]) if part is not None], axis)
+        parts = [cut(e, x, axis, max(0, -low), size - max(0, -high))]
+        if low > 0:
+            parts.insert(0, spread_to(value, (*before, low, *after)))
+        if high > 0:
+            parts.append(spread_to(value, (*before, high, *after)))
+        x = join(e, parts, axis)
     return x
 
 
-rule("concatenate")(lambda e, node, *xs: join(e, xs, node.params["dimension"]))
-rule("pad")(lambda e, node, x, value: padded(e, x, value, node.params["padding_config"]))
-rule("transpose")(lambda e, node, x: transpose(e, x, node.params["permutation"]))
+@rule("concatenate")
+def _(e: Emitter, node: FlatEquation, *xs):
+    return join(e, xs, node.params["dimension"])
+
+
+@rule("pad")
+def _(e: Emitter, node: FlatEquation, x, value):
+    return padded(e, x, value, node.params["padding_config"])
+
+
+@rule("transpose")
+def _(e: Emitter, node: FlatEquation, x):
+    return transpose(e, x, node.params["permutation"])

@@ -25,7 +25,7 @@ from jrnn.nets.graph.scope import (
     workspace_of,
     workspace_outputs,
 )
-from jrnn.nets.graph.ssa import Flow, Versioned, live_ops
+from jrnn.nets.graph.ssa import Flow, Versioned, with_live_ops
 from jrnn.nets.ir import DeviceOption, Net, Op, inputs_of, map_ops, nets_of, written_by
 
 
@@ -46,8 +46,7 @@ def remove_dead_end_ops(net: Net) -> Net:
 
 def _keep_live(net: Net, outputs: Iterable[str]) -> Net:
     """Keeps what `outputs` depend on, and cleans the step nets of these operators."""
-    ops = tuple(net.ops[i] for i in live_ops(net, outputs))
-    return _clean_nested(replace(net, ops=ops))
+    return _clean_nested(with_live_ops(net, outputs))
 
 
 def _clean_sub_nets(op: Op, read: Collection[str]) -> Op:

@@ -269,6 +269,11 @@ def live_ops(net: Net, outputs: Iterable[str]) -> list[int]:
     return live
 
 
+def with_live_ops(net: Net, outputs: Iterable[str]) -> Net:
+    """Returns the net with the operators of `live_ops` alone."""
+    return replace(net, ops=tuple(net.ops[index] for index in live_ops(net, outputs)))
+
+
 def writers(ops: Sequence[Op], names: Iterable[str]) -> tuple[Op, ...]:
     """Returns the operators that write one of `names`, or a blob that another of them reads."""
     wanted = set(names)
