@@ -316,8 +316,8 @@ def _with_transposed_constants(loop: Loop, baseline: Candidate, machine: Machine
         return loop
     seconds = []
     for form in (loop, transposed):
-        fission = split(form, moves=Moves())
-        node = Split(fission, Steps(fission.core))
+        split_loop = split(form, moves=Moves())
+        node = Split(split_loop, Steps(split_loop.residual))
         seconds.append(node.estimate(Estimator(form, machine)).seconds)
     before, after = seconds
     return transposed if after < (1 - _TRANSPOSED_MIN_GAIN) * before else loop

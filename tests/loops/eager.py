@@ -31,8 +31,8 @@ def is_eager():
 def everything(context):
     if not is_eager():
         return _strategies["scan"](context)
-    fission = context.split(None)
-    node = Split(fission, Steps(fission.core))
+    split_loop = context.split(None)
+    node = Split(split_loop, Steps(split_loop.residual))
     if eager_passes.value:
         node = SplitInTiles(node, eager_passes.value)
     finish = functools.partial(node.with_inner, functools.partial(_written_for_xla, context))

@@ -70,8 +70,8 @@ def run_both(loop):
         [draw(v) for v in loop.carry],
         [draw(v, (3,)) for v in loop.xs],
     ]
-    form, conversions = canonical_form(loop)
-    node = adapted(Steps(form.verify()), conversions)
+    form, adapters = canonical_form(loop)
+    node = adapted(Steps(form.verify()), adapters)
     return [
         jax.tree.leaves(by_numpy(lambda *a, run=run: run(*a, 3))(*given))
         for run in (node.run, loop.run)
@@ -86,7 +86,7 @@ def assert_close(ours, theirs):
 
 def stays(loop):
     """What a loop computes step by step, if all leaves it that can: its products, and the shapes of its carries."""
-    core = split(canonical_form(loop, hoists_keys=True)[0]).core
+    core = split(canonical_form(loop, hoists_keys=True)[0]).residual
     products = Counter(
         (jaxprs.operations(e), tuple(sorted(e.outvars[0].aval.shape)))
         for e in core.eqns

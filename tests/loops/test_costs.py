@@ -828,11 +828,12 @@ def test_scalars_that_leave_a_loop_may_make_it_too_large_for_one_kernel(monkeypa
     explained = plan(20)
     assert explained.chosen.label == "lax.scan", explained.comparison
     loop = explained.loop
-    estimator, fission = Estimator(loop, older), split(loop, moves=Moves())
+    estimator, split_loop = Estimator(loop, older), split(loop, moves=Moves())
     small = [
-        estimator.is_small(of, estimator.part(of.eqns, of.outputs)) for of in (loop, fission.core)
+        estimator.is_small(of, estimator.part(of.eqns, of.outputs))
+        for of in (loop, split_loop.residual)
     ]
-    assert small == [True, False] and len(fission.core.consts) == 40
+    assert small == [True, False] and len(split_loop.residual.consts) == 40
 
 
 INSIDE = {
@@ -888,8 +889,8 @@ def test_what_a_loop_draws_is_not_drawn_again_for_all_steps():
         jax.random.split(jax.random.key(0), 9),
     )
     for moves in (Moves(), movable(split(loop), False)):
-        fission = split(loop, moves=moves)
-        parts = (fission.hoisted_eqns, fission.core.eqns, fission.sunk_eqns)
+        split_loop = split(loop, moves=moves)
+        parts = (split_loop.hoisted_eqns, split_loop.residual.eqns, split_loop.sunk_eqns)
         assert [e.primitive.name for part in parts for e in part].count("random_bits") == 1
 
 
@@ -947,8 +948,8 @@ def test_no_split_needs_more_memory_than_it_claims(step, everything):
     (loop,) = traced_loops(
         lambda w, h, xs: jax.lax.scan(functools.partial(step, w), h, xs), w, h, labels
     )
-    fission = split(loop, moves=movable(split(loop), False) if everything else Moves())
-    node = Split(fission, Steps(fission.core))
+    split_loop = split(loop, moves=movable(split(loop), False) if everything else Moves())
+    node = Split(split_loop, Steps(split_loop.residual))
     stacks = [jax.ShapeDtypeStruct((16, *v.aval.shape), v.aval.dtype) for v in loop.xs]
     avals = [v.aval for v in loop.consts], [v.aval for v in loop.carry], stacks
     compiled = jax.jit(lambda *args: node.run(*args, 16)).lower(*avals).compile()
@@ -964,8 +965,8 @@ def test_matrices_that_are_transposed_for_a_loop_are_counted():
     def packing(moves, size=None):
         step = lambda c, x: (jnp.tanh(x @ w.T + c @ w.T), None)  # noqa: E731
         (loop,) = traced_loops(lambda c, xs: jax.lax.scan(step, c, xs), c, xs)
-        fission = split(loop, moves=moves)
-        parts = Split(fission, Steps(fission.core)).costs(Estimator(loop, machines.CPU))
+        split_loop = split(loop, moves=moves)
+        parts = Split(split_loop, Steps(split_loop.residual)).costs(Estimator(loop, machines.CPU))
         return dict(parts.estimate(size).terms)["packing"]
 
     whole, some = packing(None), packing(None, 3)

@@ -236,7 +236,7 @@ def test_accelerators_solve_gradients_of_affine_steps_that_need_no_more_memory_a
 def test_accelerators_solve_by_rounds_where_no_product_of_factors_can_overflow(step, bounded):
     xs = jnp.ones((100, N, H))
     (loop,) = traced_loops(lambda xs: scan(step, xs[0], xs), xs)
-    assert associative.is_bounded(split(loop).core) == bounded
+    assert associative.is_bounded(split(loop).residual) == bounded
     of_a_gradient = tag.Provenance(written_reverse=not loop.reverse)
     params, tpu = ScanParams.of_loop(loop), Target("tpu")
     assert compile_loop(params, tpu, tag.Options()).strategy == "scan"

@@ -22,8 +22,8 @@ from jrnn.jaxprs import primitives
 from jrnn.loops import install, scan
 from jrnn.loops.compile import compile_loop, plans_in
 from jrnn.loops.ir import Loop
-from jrnn.loops.passes.one_kernel import one_kernel_per_stage
-from jrnn.loops.passes.packed import pack_stacks
+from jrnn.loops.passes.gpu_one_kernel import one_kernel_per_stage
+from jrnn.loops.passes.gpu_packed_outputs import pack_stacks
 from jrnn.loops.plan import Target
 
 pytestmark = pytest.mark.usefixtures("rewritten")
@@ -138,9 +138,9 @@ def test_the_cpu_is_given_none_of_it():
 def test_divided_programs_join_nothing():
     """Arrays that are divided among devices along the joined axis would have to move."""
     for staged in loops_for(Target("cuda", devices=8), "lstm"):
-        names = {e.primitive.name for e in staged.inner.fission.loop.eqns}
+        names = {e.primitive.name for e in staged.inner.split_loop.loop.eqns}
         assert "concatenate" not in names or staged.adapter.stacked == ()
-        assert len(given_to_xla(staged).ys) == len(staged.inner.fission.core.ys)
+        assert len(given_to_xla(staged).ys) == len(staged.inner.split_loop.residual.ys)
 
 
 @pytest.mark.exhaustive
@@ -189,7 +189,7 @@ def test_packed_stacks_are_taken_apart_by_type_and_shape():
     assert [len(pack) for pack in packs.packs] == [2, 1, 1, 1]
     given = [jnp.ones((2, 3))], [jnp.arange(10.0).reshape(5, 2, 1), jnp.arange(5.0)]
     for actual, wanted in zip(
-        jax.tree.leaves(packs.around(packed.run, [], *given, 5)),
+        jax.tree.leaves(packs.adapt(packed.run, [], *given, 5)),
         jax.tree.leaves(loop.run([], *given, 5)),
     ):
         assert actual.dtype == wanted.dtype
@@ -210,5 +210,5 @@ def test_a_result_that_is_two_carries_is_in_the_stack_once():
     staged, held = one_kernel_per_stage(loop.verify())
     assert held.stacked == ((0, None),) and held.unstacked == (1, 2)
     init, xs = [jnp.full((3, 2), float(i + 1)) for i in range(3)], [jnp.ones((5, 3, 2))]
-    results = held.around(staged.verify().run, [matrix], init, xs, 5)
+    results = held.adapt(staged.verify().run, [matrix], init, xs, 5)
     jax.tree.map(np.testing.assert_array_equal, results, tuple(loop.run([matrix], init, xs, 5)))

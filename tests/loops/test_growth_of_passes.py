@@ -23,7 +23,7 @@ from jrnn.loops.kernels.native.stages import schedule
 from jrnn.loops.kernels.native.views import Array, View
 from jrnn.loops.passes import compose_views, gates, pads_to_concatenate, split
 from jrnn.loops.passes.canonical.shared_operands import join_products
-from jrnn.loops.passes.one_kernel import one_kernel_per_stage
+from jrnn.loops.passes.gpu_one_kernel import one_kernel_per_stage
 from jrnn.loops.segments.starts import stages
 
 pytestmark = pytest.mark.skipif(

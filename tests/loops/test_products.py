@@ -71,9 +71,9 @@ def test_nothing_is_transposed_in_the_loops_or_stacked_twice(cell, size):
     explained = scan_plans(jax.vmap(functools.partial(cell, p)), p["h0"], p["x"])
     for plan in (*explained.forward, *explained.training):
         node = (
-            plan.node if hasattr(plan.node, "fission") else plan.node.inner
+            plan.node if hasattr(plan.node, "split_loop") else plan.node.inner
         )  # of the canonical form
-        assert "transpose" not in {eqn.primitive.name for eqn in node.fission.core.eqns}
+        assert "transpose" not in {eqn.primitive.name for eqn in node.split_loop.residual.eqns}
     forward, reverse = explained.training
     assert [item.type for item in forward.hoisted] == [f"float32[{N},{3 * H}]"]
     assert all(item.type.startswith(f"float32[{N},") for item in reverse.stacked)

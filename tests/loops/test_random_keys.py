@@ -75,8 +75,8 @@ def words(tree):
 def test_keys_leave_the_carry_with_the_same_bits(step, reverse):
     run = lambda *given: jax.lax.scan(step, *given, reverse=reverse)  # noqa: E731
     (loop,) = traced_loops(run, STARTS[step], XS)
-    form, conversions = canonical_form(loop, hoists_keys=True)
-    keys = [c.key_loop for c in conversions if isinstance(c, HoistedKeys)]
+    form, adapters = canonical_form(loop, hoists_keys=True)
+    keys = [adapter.key_loop for adapter in adapters if isinstance(adapter, HoistedKeys)]
     if step is of_state:
         assert not keys and len(form.carry) == 2
         return
@@ -84,7 +84,7 @@ def test_keys_leave_the_carry_with_the_same_bits(step, reverse):
     assert len(keys[0].carry) == (2 if step is two else 1)
     given = [W, *jax.tree.leaves(STARTS[step])]
     assert [v.aval.shape for v in loop.consts] == [W.shape]
-    node = adapted(Steps(form.verify()), conversions)
+    node = adapted(Steps(form.verify()), adapters)
     ours, theirs = (
         jax.jit(lambda *a, run=run: run(*a, T))(given[:1], given[1:], [XS])
         for run in (node.run, loop.run)

@@ -1,17 +1,17 @@
-"""The passes over a loop. A pass is a pure function of a `Loop`; `fission` splits the result into parts.
+"""The passes over a loop. A pass is a pure function of a `Loop`; `split` divides the result into parts.
 
-In: a `Loop`. Out: an equal `Loop` that is cheaper, or its parts before, in and after the loop. Read `fission.py` first.
+In: a `Loop`. Out: an equal `Loop` that is cheaper, or its parts before, in and after the loop. Read `split_loop.py` first.
 """
 
-from jrnn.loops.passes.fission import Fission, Moves, movable, split
 from jrnn.loops.passes.gates import join_activations, slice_operands
-from jrnn.loops.passes.products import reads_rows, transpose_constant_rhs
 from jrnn.loops.passes.simplify import common_subexpressions, compose_views, pads_to_concatenate
+from jrnn.loops.passes.split_loop import Moves, SplitLoop, movable, split
 from jrnn.loops.passes.sums import WideSums, widen_sums
+from jrnn.loops.passes.transposed_weights import reads_rows, transpose_constant_rhs
 
 __all__ = [
-    "Fission",
     "Moves",
+    "SplitLoop",
     "WideSums",
     "common_subexpressions",
     "compose_views",

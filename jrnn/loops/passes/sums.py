@@ -389,7 +389,7 @@ class WideSums:
     wide: tuple[Any, ...]
     narrow: tuple[Any, ...]
 
-    def around(
+    def adapt(
         self,
         run: RunLoop,
         consts: Sequence[Any],

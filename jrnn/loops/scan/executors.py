@@ -62,7 +62,7 @@ def may_refuse(executor: str) -> bool:
 
 def check_loop(executor: str, loop: Loop) -> None:
     """Raises a ScanError if an executor cannot run a loop."""
-    why = _REFUSALS[executor](split(loop).core)
+    why = _REFUSALS[executor](split(loop).residual)
     if why is not None:
         raise ScanError(
             f"scan: executor {executor!r} cannot run this step ({why}); use 'auto' or 'scan'"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from jrnn.loops.costs.bounds import Bounds
 from jrnn.loops.costs.estimates import Estimate, Estimator, Terms
 from jrnn.loops.ir import Loop, Options, Provenance
-from jrnn.loops.passes import Fission, Moves, movable, split
-from jrnn.loops.passes.fission import SplitFacts
+from jrnn.loops.passes import Moves, SplitLoop, movable, split
+from jrnn.loops.passes.split_loop import Dependences
 from jrnn.loops.passes.sums import Contract, dot_as_written, dot_smaller_first
 from jrnn.loops.plan import Candidate, Node, Target
 
@@ -43,7 +43,7 @@ class Context:
     bounds: Bounds
     adapter_terms: Terms = field(default_factory=dict)
     candidates: Sequence[Candidate] = ()
-    _splits: dict[tuple[Moves | None, Contract | None], Fission] = field(default_factory=dict)
+    _splits: dict[tuple[Moves | None, Contract | None], SplitLoop] = field(default_factory=dict)
 
     @functools.cached_property
     def estimator(self) -> Estimator:
@@ -51,15 +51,15 @@ class Context:
         return Estimator(self.loop, self.target.machine)
 
     @functools.cached_property
-    def _facts(self) -> SplitFacts:
-        return SplitFacts.of(self.loop)
+    def _facts(self) -> Dependences:
+        return Dependences.of(self.loop)
 
     @functools.cached_property
     def movable(self) -> Moves:
         """All that may leave the loop. Only sums of gradients may change their order."""
         return movable(self.split(None), self.provenance.of_gradient(self.loop.reverse))
 
-    def split(self, moves: Moves | None, contract: Contract | None = None) -> Fission:
+    def split(self, moves: Moves | None, contract: Contract | None = None) -> SplitLoop:
         """Returns the loop in parts; all that can leave it leaves it if `moves` is None.
 
         Sums are computed by `contract`, from stacks of parts of concatenations, or else as the platform computes them best.

@@ -17,7 +17,7 @@ from jrnn.loops.affine import associative
 from jrnn.loops.costs.estimates import Estimate, Estimator, estimate
 from jrnn.loops.ir import Loop, Results, RunLoop, scan_in_chunks
 from jrnn.loops.ir.description import Description, contractions, described, items
-from jrnn.loops.passes import Fission, widen_sums
+from jrnn.loops.passes import SplitLoop, widen_sums
 from jrnn.loops.plan import Node
 from jrnn.loops.strategies.split_costs import SplitCosts
 
@@ -44,9 +44,7 @@ class Steps:
 class Adapter(Protocol):
     """From the constants, carries, inputs and outputs of a loop to those of a rewritten one, and back."""
 
-    def around(
-        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Any
-    ) -> Results:
+    def adapt(self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Any) -> Results:
         """Runs the original loop by `run`, which runs the rewritten one."""
 
 
@@ -65,7 +63,7 @@ class Adapted:
     remarks: tuple[str, ...] = ()
 
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
-        return self.adapter.around(self.inner.run, consts, init, xs, length)
+        return self.adapter.adapt(self.inner.run, consts, init, xs, length)
 
     def estimate(self, estimator: Estimator) -> Estimate:
         return self.inner.estimate(estimator)
@@ -93,44 +91,46 @@ class Split:
     """Computes a part of each step for all steps before or after the loop that remains, which `inner` runs.
 
     Attributes:
-        fission: the parts.
+        split_loop: the parts.
         inner: runs the loop that remains.
     """
 
-    fission: Fission
+    split_loop: SplitLoop
     inner: Node
 
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
-        return self.fission.run(consts, init, xs, length, self.inner.run)
+        return self.split_loop.run(consts, init, xs, length, self.inner.run)
 
     def costs(self, estimator: Estimator) -> SplitCosts:
         """Returns the costs of all parts."""
-        if estimator.loop is not self.fission.loop:
-            estimator = Estimator(self.fission.loop, estimator.machine)
-        return SplitCosts(estimator, self.fission, self.inner.estimate(estimator))
+        if estimator.loop is not self.split_loop.loop:
+            estimator = Estimator(self.split_loop.loop, estimator.machine)
+        return SplitCosts(estimator, self.split_loop, self.inner.estimate(estimator))
 
     def estimate(self, estimator: Estimator) -> Estimate:
         return self.costs(estimator).estimate()
 
     def with_inner(self, change: Callable[[Loop], Node]) -> Split:
         """Returns the same parts, with another node for the loop that remains."""
-        return replace(self, inner=change(self.fission.core))
+        return replace(self, inner=change(self.split_loop.residual))
 
     def describe(self) -> Description:
-        fission = self.fission
-        loop = fission.loop
-        accumulated = [v for values in fission.accumulated.values() for v in values]
-        immovable = {e.primitive.name: e for e in fission.core.eqns if not primitives.is_movable(e)}
+        split_loop = self.split_loop
+        loop = split_loop.loop
+        accumulated = [v for values in split_loop.accumulated.values() for v in values]
+        immovable = {
+            e.primitive.name: e for e in split_loop.residual.eqns if not primitives.is_movable(e)
+        }
         obstacles = [
             f"{name} stays in the loop: {primitives.why_immovable(eqn)}"
             for name, eqn in immovable.items()
         ]
         return Description(
-            hoisted=items(fission.hoisted_vars, loop),
-            sunk=items(fission.sunk_vars, loop),
+            hoisted=items(split_loop.hoisted_vars, loop),
+            sunk=items(split_loop.sunk_vars, loop),
             accumulated=items(accumulated, loop, per_step=False),
-            stacked=items(fission.core.ys, loop),
-            contractions=contractions(fission.core.eqns),
+            stacked=items(split_loop.residual.ys, loop),
+            contractions=contractions(split_loop.residual.eqns),
             remarks=self.inner.describe().remarks,
             obstacles=tuple(obstacles),
         )
@@ -144,14 +144,14 @@ class SplitInTiles:
     size: int
 
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
-        fission = self.inner.fission
-        constants = fission.constants(consts)
+        split_loop = self.inner.split_loop
+        constants = split_loop.constants(consts)
 
         def run_tile(carry: Any, xs: Any, steps: Any) -> Results:
-            return fission.run_with(constants, carry, xs, steps, self.inner.inner.run)
+            return split_loop.run_with(constants, carry, xs, steps, self.inner.inner.run)
 
         return scan_in_chunks(
-            run_tile, list(init), list(xs), length, self.size, fission.loop.reverse
+            run_tile, list(init), list(xs), length, self.size, split_loop.loop.reverse
         )
 
     def estimate(self, estimator: Estimator) -> Estimate:

@@ -9,7 +9,7 @@ import math
 
 from jrnn import jaxprs
 from jrnn.loops.costs.estimates import Estimate, Estimator, estimate, total
-from jrnn.loops.passes import Fission
+from jrnn.loops.passes import SplitLoop
 
 _FIRST_WRITE = (
     0.5  # the first time that new memory is written takes so many times the time of writing it
@@ -31,37 +31,42 @@ class SplitCosts:
         all_transposed_bytes: the same with those for products of some steps at a time.
     """
 
-    def __init__(self, estimator: Estimator, fission: Fission, inside: Estimate):
-        loop = fission.loop
-        core = fission.core
+    def __init__(self, estimator: Estimator, split_loop: SplitLoop, inside: Estimate):
+        loop = split_loop.loop
+        core = split_loop.residual
         self.estimator = estimator
-        self.fission = fission
+        self.split_loop = split_loop
         self.inside = inside
-        read_after = set(jaxprs.free_variables((*fission.sunk_eqns, *fission.sum_eqns)))
+        read_after = set(jaxprs.free_variables((*split_loop.sunk_eqns, *split_loop.sum_eqns)))
         loop_values = {*loop.xs, *jaxprs.variables(loop.ys)}
-        totals = {v for e in fission.sum_eqns for v in e.outvars}
-        added = {*jaxprs.free_variables(fission.sum_eqns)}
+        totals = {v for e in split_loop.sum_eqns for v in e.outvars}
+        added = {*jaxprs.free_variables(split_loop.sum_eqns)}
         # What is no contraction or reduction is stacked, and the stack is summed.
         added |= {
             v
-            for values in fission.accumulated.values()
+            for values in split_loop.accumulated.values()
             for v in jaxprs.variables(values)
             if v not in totals
         }
-        self.before = estimator.part(fission.hoisted_eqns, fission.hoisted_vars, all_steps=True)
-        self.after = estimator.part(fission.sunk_eqns, fission.sunk_vars, all_steps=True)
-        self.sums = estimator.sums(fission.sum_eqns)
+        self.before = estimator.part(
+            split_loop.hoisted_eqns, split_loop.hoisted_vars, all_steps=True
+        )
+        self.after = estimator.part(split_loop.sunk_eqns, split_loop.sunk_vars, all_steps=True)
+        self.sums = estimator.sums(split_loop.sum_eqns)
         self.operand_bytes = estimator.sizes(v for v in added if v in estimator.moving)
         self.stack_bytes = estimator.sizes(
-            {*fission.hoisted_vars, *core.ys, *fission.sunk_vars} - loop_values
+            {*split_loop.hoisted_vars, *core.ys, *split_loop.sunk_vars} - loop_values
         )
         self.shifted_bytes = estimator.sizes(
             v for v in core.carry if v in read_after and v not in core.ys
         )
         self.own_bytes = estimator.sizes(loop_values)
-        self.result_bytes = estimator.sizes(loop.carry[i] for i in fission.accumulated)
+        self.result_bytes = estimator.sizes(loop.carry[i] for i in split_loop.accumulated)
         transposed = {
-            v for e in fission.constant_eqns if e.primitive.name == "transpose" for v in e.outvars
+            v
+            for e in split_loop.constant_eqns
+            if e.primitive.name == "transpose"
+            for v in e.outvars
         }
         self.peak_bytes = max(self.before.peak_bytes, self.after.peak_bytes, self.sums.peak_bytes)
         self.transposed_bytes = estimator.sizes(transposed.intersection(core.consts))
@@ -74,7 +79,7 @@ class SplitCosts:
     def estimate(self, chunk: int | None = None) -> Estimate:
         """Returns the estimate for `chunk` steps at a time, or all at once."""
         machine = self.estimator.machine
-        steps = jaxprs.extent(self.fission.loop.length)
+        steps = jaxprs.extent(self.split_loop.loop.length)
         n = min(chunk or steps, steps)
         times = math.ceil(steps / n)
         in_chunks = times > 1

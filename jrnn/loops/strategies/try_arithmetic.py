@@ -105,12 +105,12 @@ def try_arithmetic(context: Context) -> Sequence[Candidate]:
     """Returns the candidates with small linear algebra as arithmetic; one if nothing keeps it from being one kernel."""
     candidates = []
     for moves in dict.fromkeys((Moves(), _with_draws_inside(context))):
-        fission = context.split(moves)
-        rewritten = arithmetic(fission.core, context.estimator)
+        split_loop = context.split(moves)
+        rewritten = arithmetic(split_loop.residual, context.estimator)
         if rewritten is None:
             continue
         label = "as arithmetic" if moves == Moves() else "as arithmetic, all else outside"
-        candidates.append(context.candidate(NAME, Split(fission, rewritten), label))
+        candidates.append(context.candidate(NAME, Split(split_loop, rewritten), label))
         if not rewritten.kernel_blockers:
             break
     return candidates

@@ -15,7 +15,7 @@ from jrnn import jaxprs
 from jrnn.loops.affine import associative
 from jrnn.loops.ir import Loop, ScanParams, Unsupported
 from jrnn.loops.passes import split
-from jrnn.loops.passes.fission import is_computation
+from jrnn.loops.passes.split_loop import is_computation
 from jrnn.loops.passes.sums import dot_smaller_first
 from jrnn.loops.plan import Candidate
 from jrnn.loops.strategies.context import Context
@@ -30,18 +30,18 @@ _MIN_STEPS = 64  # of the associative solver; an estimate, not measured
 def try_associative(context: Context) -> Sequence[Candidate]:
     """Returns the loop solved for all steps at once, or on a CPU with its coefficients computed before it."""
     if context.target.platform != "cpu":
-        fission = split_for_accelerator(context)
-        why = _why_not_solved(fission.core, context)
+        split_loop = split_for_accelerator(context)
+        why = _why_not_solved(split_loop.residual, context)
         if why is not None:
             raise Unsupported(why)
-        return [context.candidate(NAME, Split(fission, AssociativeSolve(fission.core)))]
+        return [context.candidate(NAME, Split(split_loop, AssociativeSolve(split_loop.residual)))]
     if not context.is_requested(NAME):
         return []
-    why = associative.refusal(context.split(None).core)
+    why = associative.refusal(context.split(None).residual)
     if why is not None:
         raise Unsupported(why)
-    fission = split(context.loop, is_computation, contract=dot_smaller_first)
-    node = Split(fission, Steps(fission.core))
+    split_loop = split(context.loop, is_computation, contract=dot_smaller_first)
+    node = Split(split_loop, Steps(split_loop.residual))
     # Multiplications and additions that stay in a loop keep their order.
     finish = functools.partial(node.with_inner, steps_with_wide_sums)
     return [context.candidate(NAME, node, finish=finish)]

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from jrnn import jaxprs
 from jrnn.loops.ir import Loop
-from jrnn.loops.passes import Fission, split
+from jrnn.loops.passes import SplitLoop, split
 from jrnn.loops.plan import Candidate, Node
 from jrnn.loops.strategies.context import Context
 from jrnn.loops.strategies.nodes import Adapted, Split, steps_with_wide_sums
@@ -32,16 +32,16 @@ _MAX_PACK_BYTES = 4 << 20  # of a pack at one step: taking more apart costs as m
 
 def try_few_kernels(context: Context) -> Sequence[Candidate]:
     """Returns the loop with contractions before and after it."""
-    fission = split_for_accelerator(context)
+    split_loop = split_for_accelerator(context)
     node: Node
     if context.target.platform in ("cuda", "rocm"):
-        node = _few_kernels(fission.core, context.target.devices)
+        node = _few_kernels(split_loop.residual, context.target.devices)
     else:
-        node = steps_with_wide_sums(fission.core)
-    return [context.candidate(NAME, Split(fission, node))]
+        node = steps_with_wide_sums(split_loop.residual)
+    return [context.candidate(NAME, Split(split_loop, node))]
 
 
-def split_for_accelerator(context: Context) -> Fission:
+def split_for_accelerator(context: Context) -> SplitLoop:
     """Hoists and sinks everything movable, except where the work after the loop reads large stacked arrays."""
     moves = context.movable
     if _stacks_much(context.split(None)):
@@ -49,25 +49,25 @@ def split_for_accelerator(context: Context) -> Fission:
     return context.split(moves)
 
 
-def _stacks_much(fission: Fission) -> bool:
+def _stacks_much(split_loop: SplitLoop) -> bool:
     """Returns True if a loop stacks many more bytes for the work after it than it reads and writes."""
-    whole = fission.loop
-    stacked_bytes = sum(jaxprs.nbytes(v) for v in fission.core.ys if v not in whole.ys)
+    whole = split_loop.loop
+    stacked_bytes = sum(jaxprs.nbytes(v) for v in split_loop.residual.ys if v not in whole.ys)
     own_bytes = sum(map(jaxprs.nbytes, (*whole.xs, *whole.ys)))
     return stacked_bytes > _MAX_STACKED * own_bytes
 
 
 def _few_kernels(residual: Loop, devices: int) -> Node:
     """Returns a loop in stages. What the stages need from constants is computed before the loop."""
-    from jrnn.loops.passes.one_kernel import one_kernel_per_stage
-    from jrnn.loops.passes.packed import pack_stacks
+    from jrnn.loops.passes.gpu_one_kernel import one_kernel_per_stage
+    from jrnn.loops.passes.gpu_packed_outputs import pack_stacks
 
     is_alone = (
         devices == 1
     )  # parts of arrays that are divided among devices would move to be joined
     staged, constants = one_kernel_per_stage(residual, stack=is_alone)
     prepared = split(staged)
-    loop = prepared.core
+    loop = prepared.residual
     if jaxprs.is_known(loop.length) and len(loop.eqns) <= _MAX_EQUATIONS:
         loop = replace(loop, unroll=max(loop.unroll, min(_STEPS, loop.length)))
     packs = None

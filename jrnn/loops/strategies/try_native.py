@@ -38,12 +38,12 @@ def try_native(context: Context) -> Sequence[Candidate]:
     refusal = ""
     for moves, label in labels.items():
         try:
-            fission, kernel = split_for_kernel(functools.partial(context.split, moves))
+            split_loop, kernel = split_for_kernel(functools.partial(context.split, moves))
         except Unsupported as why:
             refusal = str(why)
             continue
         if is_requested or kernel.is_worth_a_call(context.target.machine):
-            candidates.append(context.candidate(NAME, Split(fission, kernel), label))
+            candidates.append(context.candidate(NAME, Split(split_loop, kernel), label))
     return candidates or _nothing(refusal, is_requested)
 
 

@@ -17,7 +17,7 @@ from jrnn import jaxprs
 from jrnn.loops.costs.equation_costs import LARGE_PRODUCT
 from jrnn.loops.ir import Loop
 from jrnn.loops.passes import Moves, gates, join_activations, slice_operands, split
-from jrnn.loops.passes.fission import is_slice
+from jrnn.loops.passes.split_loop import is_slice
 from jrnn.loops.plan import Candidate, Node, cheapest
 from jrnn.loops.strategies import try_unrolled
 from jrnn.loops.strategies.context import Context
@@ -104,14 +104,14 @@ def _beats_every_split(candidate: Candidate, context: Context) -> bool:
 
 def _residual_seconds(context: Context) -> float:
     """Returns the seconds of the loop that remains in each split, without its stacked arrays."""
-    residual = Steps(context.split(None).core).estimate(context.estimator)
+    residual = Steps(context.split(None).residual).estimate(context.estimator)
     return residual.seconds - dict(residual.terms)["stacks"]
 
 
 def _cheapest_tiling(label: str, moves: Moves, context: Context) -> Candidate:
     """Returns the fastest way to run a split that fits the bound of memory, or the smallest way if none does."""
-    fission = context.split(moves)
-    whole = Split(fission, Steps(fission.core))
+    split_loop = context.split(moves)
+    whole = Split(split_loop, Steps(split_loop.residual))
     parts = whole.costs(context.estimator)
     tilings = []
     for size in _tile_sizes(parts, context):
@@ -163,6 +163,6 @@ def _written_for_xla(context: Context, residual: Loop) -> Node:
         return tiny
     computed_before = {*residual.xs}.difference(context.loop.xs)
     if gates.prefers_separate_slices(residual, computed_before):
-        fission = split(slice_operands(residual), is_slice, moves=Moves())
-        return Split(fission, Steps(fission.core))
+        split_loop = split(slice_operands(residual), is_slice, moves=Moves())
+        return Split(split_loop, Steps(split_loop.residual))
     return steps_with_wide_sums(join_activations(residual))

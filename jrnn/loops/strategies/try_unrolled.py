@@ -123,14 +123,14 @@ def try_unrolled(context: Context) -> Sequence[Candidate]:
     """Returns candidates for a tiny loop; nothing for others. Of steps in one iteration, constants are computed once."""
     if len(context.loop.eqns) > _MAX_EQUATIONS:
         return []
-    fission = context.split(Moves())
+    split_loop = context.split(Moves())
     candidates = []
-    for node in _tiny_nodes(context, fission.core, context.loop):
+    for node in _tiny_nodes(context, split_loop.residual, context.loop):
         if isinstance(node, InBlocks):
             whole: Any = node
             label = "in blocks"
         else:
-            whole = Split(fission, node)
+            whole = Split(split_loop, node)
             label = "unrolled"
         candidates.append(context.candidate(NAME, whole, label, ELEMENTWISE_MIN_GAIN))
     return candidates

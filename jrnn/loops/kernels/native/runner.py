@@ -25,7 +25,7 @@ from jrnn.loops.kernels.native import estimate as costs
 from jrnn.loops.kernels.native import library
 from jrnn.loops.kernels.native.program import KernelProgram, program_of, transposed_matrices
 from jrnn.loops.kernels.native.sums import contract
-from jrnn.loops.passes.fission import Fission, over_time
+from jrnn.loops.passes.split_loop import SplitLoop, over_time
 from jrnn.loops.passes.sums import Contract
 
 _ROWS = 2  # the fewest rows of a thread
@@ -152,12 +152,12 @@ def native_node(loop: Loop) -> Native:
     return Native(program_of(loop))
 
 
-def split_for_kernel(split: Callable[[Contract], Fission]) -> tuple[Fission, Native]:
+def split_for_kernel(split: Callable[[Contract], SplitLoop]) -> tuple[SplitLoop, Native]:
     """Returns a loop in parts whose sums over time are the kernel's too, and the runner of the core."""
-    fission = split(contract)
-    core = fission.core
+    split_loop = split(contract)
+    core = split_loop.residual
     transposes = transposed_matrices(
-        fission.constant_eqns, core
+        split_loop.constant_eqns, core
     )  # in the loop, where they cost nothing
     transposed = {e.outvars[0] for e in transposes}
     consts = tuple(
@@ -165,5 +165,7 @@ def split_for_kernel(split: Callable[[Contract], Fission]) -> tuple[Fission, Nat
             v for v in (*core.consts, *(e.invars[0] for e in transposes)) if v not in transposed
         )
     )
-    fission = replace(fission, core=replace(core, consts=consts, eqns=(*transposes, *core.eqns)))
-    return fission, native_node(fission.core)
+    split_loop = replace(
+        split_loop, residual=replace(core, consts=consts, eqns=(*transposes, *core.eqns))
+    )
+    return split_loop, native_node(split_loop.residual)

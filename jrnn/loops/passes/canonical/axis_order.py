@@ -34,7 +34,7 @@ class AxisOrder:
     ys: tuple[LayoutChange, ...]
     transposed_bytes: int = 0
 
-    def around(
+    def adapt(
         self,
         run: RunLoop,
         consts: Sequence[Any],

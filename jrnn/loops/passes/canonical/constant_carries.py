@@ -35,7 +35,7 @@ class EliminatedCarries:
     counters: tuple[tuple[int, int], ...]
     reverse: bool
 
-    def around(
+    def adapt(
         self,
         run: RunLoop,
         consts: Sequence[Any],

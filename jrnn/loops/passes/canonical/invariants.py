@@ -1,6 +1,6 @@
 """The stage that computes what does not change before the loop, such as a matrix that is transposed in the step.
 
-Only a loop that is differentiated needs it: other splits of a loop do the same (`fission.py`), but the derivative of what a
+Only a loop that is differentiated needs it. Splits of a loop do the same (`split_loop.py`), but the derivative of what a
 step computes from constants is computed at each step, where once suffices.
 """
 
@@ -23,7 +23,7 @@ class HoistedInvariants:
     loop: Loop
     consts: tuple[Var, ...]
 
-    def around(
+    def adapt(
         self,
         run: RunLoop,
         consts: Sequence[Any],

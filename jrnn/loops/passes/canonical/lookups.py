@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.jaxprs import Env, Eqn, Var
 from jrnn.loops.ir import Loop, Results, RunLoop
-from jrnn.loops.passes.fission import SplitFacts
+from jrnn.loops.passes.split_loop import Dependences
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class HoistedLookups:
     loop: Loop
     lookups: tuple[Lookup, ...]
 
-    def around(
+    def adapt(
         self,
         run: RunLoop,
         consts: Sequence[Any],
@@ -84,7 +84,7 @@ def hoist_lookups(loop: Loop, constants: Collection[Var]) -> tuple[Loop, Hoisted
 
     The inputs are no larger than the constants. Invariant: every value is unchanged.
     """
-    facts = SplitFacts.of(loop)
+    facts = Dependences.of(loop)
     every = (
         _lookup(eqn)
         for eqn in loop.eqns

@@ -33,7 +33,7 @@ class HoistedKeys:
     key_loop: Loop
     xs_read: tuple[Var, ...]
 
-    def around(
+    def adapt(
         self,
         run: RunLoop,
         consts: Sequence[Any],

@@ -73,7 +73,7 @@ class UnpackedCarries:
 
     packings: tuple[Packing, ...]
 
-    def around(
+    def adapt(
         self,
         run: RunLoop,
         consts: Sequence[Any],

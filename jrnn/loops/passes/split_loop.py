@@ -1,4 +1,4 @@
-"""Fission: a loop becomes work before it, a smaller loop, and work after it.
+"""A loop becomes work before it, a smaller loop, and work after it.
 
 What depends on `xs` alone is computed for all steps before the loop. What only feeds outputs is computed for all steps
 after it. A carry that only adds (`new = old + v`) becomes one sum over time after it. "For all steps" means `jax.vmap` over
@@ -20,30 +20,30 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.ir import Loop, Results, strict_passes
 from jrnn.loops.passes import sums
-from jrnn.loops.passes.products import transposed
 from jrnn.loops.passes.sums import Contract, dot_as_written
+from jrnn.loops.passes.transposed_weights import transposed
 
 Vars = Collection[Var]
 Run = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Any], Results]
 
 
 @dataclass(frozen=True)
-class Fission:
+class SplitLoop:
     """A loop split into parts.
 
     Attributes:
         loop: the whole loop.
-        core: the loop that remains; its inputs and ys are variables of `loop`.
+        residual: the loop that remains; its inputs and ys are variables of `loop`.
         constant_eqns: equations of constants, evaluated once.
-        hoisted_eqns: equations evaluated for all steps before the core, to compute `hoisted_vars`.
-        sunk_eqns: equations evaluated for all steps after the core, to compute `sunk_vars`.
+        hoisted_eqns: equations evaluated for all steps before the residual loop, to compute `hoisted_vars`.
+        sunk_eqns: equations evaluated for all steps after the residual loop, to compute `sunk_vars`.
         accumulated: the positions of the carries that became sums, with the values that they add at each step.
         sum_eqns: equations of these values that are computed as sums over time, from stacks.
         contract: computes the contractions over time of these sums.
     """
 
     loop: Loop
-    core: Loop
+    residual: Loop
     constant_eqns: tuple[Any, ...]
     hoisted_eqns: tuple[Any, ...]
     hoisted_vars: tuple[Var, ...]
@@ -59,10 +59,10 @@ class Fission:
         init: Sequence[Any],
         xs: Sequence[Any],
         length: Any,
-        core: Run | None = None,
+        run_residual: Run | None = None,
     ) -> Results:
-        """Runs `length` steps of the whole loop; `core` runs the loop that remains, by default with `jax.lax.scan`."""
-        return self.run_with(self.constants(consts), init, xs, length, core)
+        """Runs `length` steps of the whole loop; `run_residual` runs the residual loop, by default with `jax.lax.scan`."""
+        return self.run_with(self.constants(consts), init, xs, length, run_residual)
 
     def constants(self, consts: Sequence[Any]) -> Env:
         """Returns the values that are the same at all steps."""
@@ -71,13 +71,18 @@ class Fission:
             is_transpose = eqn.primitive.name == "transpose" and tuple(
                 eqn.params["permutation"]
             ) == (1, 0)
-            is_read_by_core = eqn.outvars[0] in self.core.consts  # XLA folds others
+            is_read_by_core = eqn.outvars[0] in self.residual.consts  # XLA folds others
             return [transposed(*operands)] if is_transpose and is_read_by_core else None
 
         return jaxprs.evaluate(self.constant_eqns, dict(zip(self.loop.consts, consts)), rule)
 
     def run_with(
-        self, env: Env, init: Sequence[Any], xs: Sequence[Any], length: Any, core: Run | None = None
+        self,
+        env: Env,
+        init: Sequence[Any],
+        xs: Sequence[Any],
+        length: Any,
+        run_residual: Run | None = None,
     ) -> Results:
         """Runs `length` steps with the values of `constants`, which some callers compute once for several runs."""
         loop = self.loop
@@ -87,14 +92,14 @@ class Fission:
 
         positions = [i for i in range(len(loop.carry)) if i not in self.accumulated]
         core_init = [init[i] for i in positions]
-        last, core_ys = (core or self.core.run)(
-            [env[v] for v in self.core.consts],
+        last, core_ys = (run_residual or self.residual.run)(
+            [env[v] for v in self.residual.consts],
             core_init,
-            [stacked[v] for v in self.core.xs],
+            [stacked[v] for v in self.residual.xs],
             length,
         )
-        stacked.update(zip(self.core.ys, core_ys))
-        for v, out, first in zip(self.core.carry, self.core.carry_out, core_init):
+        stacked.update(zip(self.residual.ys, core_ys))
+        for v, out, first in zip(self.residual.carry, self.residual.carry_out, core_init):
             if v not in stacked and jaxprs.is_in(out, stacked):
                 stacked[v] = jaxprs.shifted(stacked[out], first, loop.reverse)
         over_time(self.sunk_eqns, self.sunk_vars, env, stacked)
@@ -154,7 +159,7 @@ class Moves:
         return moves
 
 
-class SplitFacts(NamedTuple):
+class Dependences(NamedTuple):
     """What all splits of a loop have in common."""
 
     immovable: frozenset[Var]  # the results of equations that are not movable
@@ -171,7 +176,7 @@ class SplitFacts(NamedTuple):
     added: Mapping[int, tuple[Atom, ...]]  # what carries that only add, add
 
     @staticmethod
-    def of(loop: Loop) -> SplitFacts:
+    def of(loop: Loop) -> Dependences:
         eqns = loop.eqns
         immovable = frozenset(v for e in eqns if not primitives.is_movable(e) for v in e.outvars)
         sequential = frozenset(jaxprs.depends(eqns, (*loop.carry, *immovable)))
@@ -181,7 +186,7 @@ class SplitFacts(NamedTuple):
         )
         constant_eqns = tuple(_constant_eqns(loop, varying))
         known = frozenset((*loop.consts, *(v for e in constant_eqns for v in e.outvars)))
-        return SplitFacts(
+        return Dependences(
             immovable,
             sequential,
             varying,
@@ -199,8 +204,8 @@ def split(
     contract: Contract = dot_as_written,
     moves: Moves | None = None,
     parts: bool = False,
-    facts: SplitFacts | None = None,
-) -> Fission:
+    facts: Dependences | None = None,
+) -> SplitLoop:
     """Splits a loop. If it recomputes values, only the operands of contractions after it are stacked.
 
     Args:
@@ -212,7 +217,7 @@ def split(
         facts: those of the loop, if it is split several times.
     """
     eqns = loop.eqns
-    facts = facts or SplitFacts.of(loop)
+    facts = facts or Dependences.of(loop)
     sequential = facts.sequential
     known = facts.known
     producers = facts.producers
@@ -284,10 +289,10 @@ def split(
         tuple(sunk_eqns),
         tuple(sunk_vars),
     )
-    return Fission(loop, core, *parts, accumulated, tuple(sum_eqns), contract)
+    return SplitLoop(loop, core, *parts, accumulated, tuple(sum_eqns), contract)
 
 
-def movable(full_split: Fission, floating_sums: bool) -> Moves:
+def movable(full_split: SplitLoop, floating_sums: bool) -> Moves:
     """Returns all that can leave a loop.
 
     Args:
@@ -324,7 +329,7 @@ def _constant_eqns(loop: Loop, varying: Collection[Var]) -> list[Any]:
 
 def _vars_to_hoist(
     loop: Loop,
-    facts: SplitFacts,
+    facts: Dependences,
     sequential: Vars,
     also_hoist: Callable[[Any], bool],
     moves: Moves | None,
@@ -348,7 +353,7 @@ def _vars_to_hoist(
 
 def _vars_to_sink(
     loop: Loop,
-    facts: SplitFacts,
+    facts: Dependences,
     sequential: Vars,
     free: Vars,
     carry_out: Sequence[Atom],

@@ -27,7 +27,7 @@ class PackedStacks:
     packs: tuple[tuple[tuple[int, int], ...], ...]
     stacks: int
 
-    def around(
+    def adapt(
         self,
         run: RunLoop,
         consts: Sequence[Any],

@@ -20,7 +20,7 @@ _PART = 8  # adjacent columns of the result, which are read from as many rows at
 
 
 def transpose_constant_rhs(loop: Loop) -> Loop:
-    """Rewrites `x W^T` as `x (W^T)` where W is constant; fission transposes W before the loop.
+    """Rewrites `x W^T` as `x (W^T)` where W is constant; the split transposes W before the loop.
 
     A product of all steps at once gains nothing from that, and costs nothing: XLA undoes it. Where a few steps run at a
     time, XLA would transpose W for each of these pieces.

@@ -34,7 +34,7 @@ def one_kernel_per_stage(loop: Loop, stack: bool = True) -> tuple[Loop, StackedC
     Invariant: every value is unchanged, except for the order in which the parts of a product are added.
 
     Args:
-        loop: the core after fission.
+        loop: the residual loop of a split.
         stack: whether products of concatenated results may be computed part by part.
 
     Returns:
@@ -132,7 +132,7 @@ class StackedCarries:
     stacked: tuple[tuple[int | None, ...], ...]
     carries: int
 
-    def around(
+    def adapt(
         self,
         run: RunLoop,
         consts: Sequence[Any],
