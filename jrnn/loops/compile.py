@@ -213,7 +213,7 @@ def plan_to_differentiate(
         with tag.untagged(), planning.budget(scan.jaxpr):
             return try_chunks.try_chunks(scan, target, options, tangents)
     except Unsupported as why:
-        return Plan.left_to_jax(target, None, f"not {try_chunks.NAME}: {why}")
+        return Plan.left_to_jax(target, None, f"not {try_chunks.NAME}: {why.explained()}")
     except Exception as error:
         return left_after_error(error, target, None)
 

@@ -24,13 +24,12 @@ from jrnn.jaxprs import primitives
 from jrnn.jaxprs.axes import aligned
 from jrnn.jaxprs.flat import FlatEquation, flatten
 from jrnn.jaxprs.jax_internals import Primitive
-from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.affine.equations import Forms
 from jrnn.loops.affine.matrix import AffineForm, matrix_form
 from jrnn.loops.affine.terms import Factor, Row, Term
 from jrnn.loops.chunks.control_flow import expand_control
 from jrnn.loops.chunks.labeled import Factors, variables
-from jrnn.loops.ir import Loop, ScanParams
+from jrnn.loops.ir import Loop, ScanParams, Unsupported
 from jrnn.onnx.emit import GraphEmitter, Value, is_positive, rule
 
 OPSET = 27  # the first with these operators
@@ -52,7 +51,7 @@ def _(e: GraphEmitter, node: FlatEquation, q, k, v, state, *gates):
     gates = [None, *gates] if name == "delta" else list(gates)
     if "gated" in name:
         if not is_positive(e, gates[0]):
-            raise NotAffine("a decay may be negative")
+            raise Unsupported("a decay may be negative")
         tiny = np.asarray(np.finfo(np.float32).tiny, np.float32)  # its logarithm is finite
         decay = e.op("Max", [gates[0], tiny], gates[0].shape, np.float32)
         gates[0] = e.op("Log", [decay], decay.shape, np.float32)
@@ -85,7 +84,7 @@ def as_attention(
         recurrence = Recurrence.of(ScanParams.of(node.params))
         types = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
         return e.run(flatten(jax.make_jaxpr(recurrence.run)(*types)), values)
-    except (NotAffine, jax.errors.InconclusiveDimensionOperation):
+    except (Unsupported, jax.errors.InconclusiveDimensionOperation):
         return None
 
 
@@ -114,7 +113,7 @@ class Recurrence:
 
     @staticmethod
     def of(scan: ScanParams) -> Recurrence:
-        """Reads a loop; raises NotAffine if it is another recurrence."""
+        """Reads a loop; raises Unsupported if it is another recurrence."""
         program = expand_control(scan.jaxpr)
         loop = scan.loop(program)
         if (
@@ -122,14 +121,14 @@ class Recurrence:
             or loop.carry[0].aval.dtype != np.float32
             or loop.carry[0].aval.ndim < 2
         ):
-            raise NotAffine("no single matrix is carried")
+            raise Unsupported("no single matrix is carried")
         moving = jaxprs.depends(loop.eqns, loop.carry)
         known = {*loop.inputs, *(v for e in loop.eqns for v in e.outvars)} - moving
         form = matrix_form(loop, (0,), known, loop.ys, {})
         labels = form.forms.axes
         k = form.forms.contracted
         if len(form.free) != 1 or form.columns or form.matrices:
-            raise NotAffine("another matrix")
+            raise Unsupported("another matrix")
         name, terms = _update(form)
         q, own, read = _read(loop, known, k, form.free[0])
         given = [(own, q), *((form.forms, term) for term in terms)]
@@ -139,7 +138,7 @@ class Recurrence:
         if not form.forms.labels_in(terms) <= {
             *labels
         }:  # of axes that are summed inside of a factor
-            raise NotAffine("a vector with other axes")
+            raise Unsupported("a vector with other axes")
         outer = [l for l in labels if l not in (k, form.free[0])]
         *sizes, last = [1, *(1 if l is None else form.forms.size[l] for l in outer)]
         heads = (
@@ -200,7 +199,7 @@ def _rooted(forms: Forms, factor: Factor) -> Factor:
     of = factor.operand
     labels = forms.resolved(factor.labels)
     if factor.kind == "sum":
-        raise NotAffine("a sum of vectors")
+        raise Unsupported("a sum of vectors")
     if isinstance(of, tuple):
         return replace(
             factor, operand=tuple(_rooted(forms, f) for f in factor.operand), labels=labels
@@ -240,14 +239,14 @@ def _without(
     for other in others:
         equal = next((f for f in left if _key(forms, f) == _key(forms, other)), None)
         if equal is None:
-            raise NotAffine("another update")
+            raise Unsupported("another update")
         left.remove(equal)
     return tuple(left)
 
 
 def _alone(terms: Sequence[Term]) -> Term:
     if len(terms) != 1:
-        raise NotAffine("another sum of terms")
+        raise Unsupported("another sum of terms")
     return terms[0]
 
 
@@ -275,20 +274,20 @@ def _update(form: AffineForm) -> tuple[str, tuple[Term, ...]]:
     reads = [r for _, terms in parts for r in terms]
     decay = _alone(form.decay)
     if decay.sign < 0 or free in forms.labels_in([decay]):
-        raise NotAffine("another decay")
+        raise Unsupported("another decay")
     gated = "gated_" * bool(decay.factors)
     gates = [replace(decay, operand=None)] * bool(decay.factors)
     if reads:
         ((outer, inner),) = reads if len(reads) == 1 else [(None, None)]
         if outer is None or outer.sign * inner.sign > 0:
-            raise NotAffine("another update")
+            raise Unsupported("another update")
         key = _without(forms, inner.factors, decay.factors)
         beta = Term(None, _without(forms, outer.factors, key))
         value = _without(forms, known.factors, outer.factors)
         name = f"{gated}delta"
         gates = [*gates, beta]
         if forms.labels_in([beta]) & {k, free}:
-            raise NotAffine("another update")
+            raise Unsupported("another update")
     else:
         key = tuple(f for f in known.factors if k in forms.labels_of(f))
         value = _without(forms, known.factors, key)
@@ -296,7 +295,7 @@ def _update(form: AffineForm) -> tuple[str, tuple[Term, ...]]:
     key = Term(None, key)
     value = Term(None, value, known.sign)
     if free in forms.labels_in([key]) or k in forms.labels_in([value]):
-        raise NotAffine("another outer product")
+        raise Unsupported("another outer product")
     return name, (key, value, *gates)
 
 
@@ -317,14 +316,14 @@ def _read(
         or forms.contracted != k
         or not {v for e in late for v in jaxprs.inputs(e)} <= given
     ):
-        raise NotAffine("another read")
+        raise Unsupported("another read")
     if not set(jaxprs.variables(loop.ys)) <= given:
-        raise NotAffine("S is an output of every step")
+        raise Unsupported("S is an output of every step")
     (cut,) = readouts
     value = forms.values[cut]
     term = _alone(value.terms)
     if not isinstance(term.operand, Row):
-        raise NotAffine("another read")
+        raise Unsupported("another read")
     inner = _alone(term.operand.terms)
     q = Term(None, (*inner.factors, *term.factors), inner.sign * term.sign)
     labels = forms.resolved(value.labels)
@@ -333,5 +332,5 @@ def _read(
         or free in forms.labels_in([q])
         or {*labels, None} != {*forms.axes, None} - {k}
     ):
-        raise NotAffine("another read")
+        raise Unsupported("another read")
     return q, forms, (cut, labels)

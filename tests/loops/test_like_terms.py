@@ -7,10 +7,9 @@ import pytest
 from test_matrix_states import assert_close, compiled
 
 from jrnn import jaxprs
-from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.affine.matrix import matrix_form
 from jrnn.loops.affine.terms import factors_of
-from jrnn.loops.ir import ScanParams
+from jrnn.loops.ir import ScanParams, Unsupported
 
 N = 4
 
@@ -111,5 +110,5 @@ def test_too_many_terms_are_refused():
             S = S + jnp.sin(k + i)[:, None] * jnp.cos(v * i)[None, :]
         return S, q @ S
 
-    with pytest.raises(NotAffine, match="more than 32 terms"):
+    with pytest.raises(Unsupported, match="more than 32 terms"):
         form_of(step)

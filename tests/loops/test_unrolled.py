@@ -14,9 +14,8 @@ from tiny_steps import AFFINE, STEPS, arguments, linear, random_system, run, unr
 
 import jrnn
 from jrnn import jaxprs
-from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.costs import machines
-from jrnn.loops.ir import traced_loops
+from jrnn.loops.ir import Unsupported, traced_loops
 from jrnn.loops.kernels.native import library
 from jrnn.loops.kernels.native.affine_call import affine_call
 from jrnn.loops.kernels.native.affine_step import affine_step
@@ -157,7 +156,7 @@ def test_what_is_not_affine_is_refused_with_the_reason(step, why):
         if "carries" in why
         else jnp.float32(0.5)
     )
-    with pytest.raises(NotAffine, match=why):
+    with pytest.raises(Unsupported, match=why):
         affine_step(loop_of(lambda s, u: step(s, u), init, jnp.ones(8)))
 
 

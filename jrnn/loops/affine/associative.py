@@ -28,11 +28,10 @@ from jrnn.loops.affine.carries import (
     MOST_TOGETHER,
     Between,
     GroupFunction,
-    NotAffine,
     check_diagonal,
     solve_in_order,
 )
-from jrnn.loops.ir import Loop, Results
+from jrnn.loops.ir import Loop, Results, Unsupported
 
 
 def solve_loop(
@@ -69,7 +68,7 @@ def refusal(loop: Loop) -> str | None:
         between = Between(loop)
         for group in sorted(_groups(loop), key=lambda group: len(group) <= MOST_TOGETHER):
             check_diagonal(loop, group, between)
-    except NotAffine as why:
+    except Unsupported as why:
         return str(why)
     return None
 

@@ -6,7 +6,6 @@ Shapes: T time.
 from __future__ import annotations
 
 import bisect
-import re
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +13,8 @@ from typing import Any, Literal
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
-from jrnn.jaxprs.jax_internals import source_line
 from jrnn.jaxprs.tangents import is_smooth
-from jrnn.loops.ir import Loop, Results
+from jrnn.loops.ir import Loop, Results, Unsupported
 
 Values = Sequence[Any]
 Kind = Literal["overwritten", "affine", "opaque"]
@@ -25,49 +23,9 @@ Group = tuple[int, ...]  # the positions of carries that read each other
 MOST_TOGETHER = 4  # two steps of K carries compose with K^3 products
 
 
-class NotAffine(Exception):
-    """Raised for a step without an affine form; the message is the reason, and `eqn` the operation, if there is one."""
-
-    def __init__(self, why: str, eqn: Eqn = None):
-        super().__init__(why)
-        self.eqn = eqn
-
-    @property
-    def why(self) -> str:
-        """The reason as a whole. Several reasons in one have their places and remedies already."""
-        return str(self) if self.eqn is None else self.explained()
-
-    def explained(self, names: Sequence[str] = ()) -> str:
-        """Returns the reason with the names of the carries, the place in the user's code, and what to do about it."""
-        where = f" at {source_line(self.eqn)}" if self.eqn is not None else ""
-        remedy = next((f"; {text}" for part, text in _REMEDIES.items() if part in str(self)), "")
-        return f"{with_names(str(self), names)}{where}{remedy}"
-
-
-_REMEDIES = {  # by a part of the reason
-    "output of every step": "return what is read from it, such as its product with a query",
-    "never contracted": "chunks pay where each step multiplies it by a vector",
-    "nothing is written": "let the step close over a matrix that never changes",
-    "stays in the loop": "compute it before the loop, and pass its values as xs",
-    "read each other": "update them by decays and outer products of inputs alone",
-    "dense matrix times S": "a decay, or I - k k^T, can be applied in chunks",
-    "not affine": "apply it to inputs, or to a carry of its own",
-    " of S": "apply it to inputs, or to a carry of its own",
-    "was read from S": "apply it to inputs, or to a carry of its own",
-}
-
-
-def with_names(text: str, names: Sequence[str]) -> str:
-    """Returns a text about the carry S, or about several, with the user's names.
-
-    >>> with_names("S is never contracted", ["carry['memory']"])
-    "carry['memory'] is never contracted"
-    """
-    if not names:
-        return text
-    both = " and ".join(names)
-    named, count = re.subn(r"\bS\b", lambda _: both, text)
-    return named if count else f"{both}: {text}"
+# What a user can do where a step is not affine in its carry.
+ON_INPUTS = "apply it to inputs, or to a carry of its own"
+DECAYS_ALONE = "update them by decays and outer products of inputs alone"
 
 
 @dataclass(frozen=True)
@@ -214,7 +172,7 @@ class Between:
 
 
 def check_diagonal(loop: Loop, group: Group, between: Between | None = None) -> None:
-    """Raises NotAffine, with the reason, if carries that read each other are not affine with a diagonal Jacobian.
+    """Raises Unsupported, with the reason, if carries that read each other are not affine with a diagonal Jacobian.
 
     Args:
         loop: the loop.
@@ -222,11 +180,11 @@ def check_diagonal(loop: Loop, group: Group, between: Between | None = None) -> 
         between: that of the loop, if several groups are checked.
     """
     if len(group) > MOST_TOGETHER:
-        raise NotAffine(f"more than {MOST_TOGETHER} carries read each other")
+        raise Unsupported(f"more than {MOST_TOGETHER} carries read each other", remedy=DECAYS_ALONE)
     carry = [loop.carry[i] for i in group]
     for v in carry:
         if not is_smooth(v.aval):
-            raise NotAffine(f"a carry is {v.aval.dtype}")
+            raise Unsupported(f"a carry is {v.aval.dtype}")
     body, _ = (between or Between(loop)).of(group)
     moving = jaxprs.depends(body, carry)
     for eqn in body:
@@ -238,16 +196,20 @@ def _check_diagonal_equation(eqn: Eqn, moves: Sequence[bool]) -> None:
     shape = eqn.outvars[0].aval.shape
     sums = primitives.is_sum(eqn) or primitives.is_retyping(eqn)
     if not sums and name not in ("mul", "div", "select_n"):
-        raise NotAffine(f"{name} of the carry is not affine with a diagonal Jacobian")
+        raise Unsupported(
+            f"{name} of the carry is not affine with a diagonal Jacobian", remedy=ON_INPUTS
+        )
     if any(m and a.aval.shape != shape for a, m in zip(eqn.invars, moves)):
-        raise NotAffine(f"{name} of the carry changes its shape")
+        raise Unsupported(f"{name} of the carry changes its shape")
     fixed = {
         "mul": not all(moves),
         "div": not moves[-1],
         "select_n": not moves[0],
     }  # the factor, or the condition
     if not sums and not fixed[name]:
-        raise NotAffine(f"{name} of the carry is not affine with a diagonal Jacobian")
+        raise Unsupported(
+            f"{name} of the carry is not affine with a diagonal Jacobian", remedy=ON_INPUTS
+        )
 
 
 def part_of(

@@ -12,7 +12,7 @@ from jax import numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
-from jrnn.loops.affine.carries import NotAffine
+from jrnn.loops.affine.carries import ON_INPUTS
 from jrnn.loops.affine.like_terms import added_up, bounded
 from jrnn.loops.affine.terms import (
     AffineSum,
@@ -24,6 +24,7 @@ from jrnn.loops.affine.terms import (
     factors_of,
 )
 from jrnn.loops.affine.varying import long_axes, sources_of, varying_axes
+from jrnn.loops.ir import CARRY, Unsupported
 
 # Primitives whose results of known values are divided into smaller ones, next to copies, sums and views.
 _KNOWN = (
@@ -77,7 +78,7 @@ class Forms(AxisLabels):
         """Computes the forms of all variables. Where there is none, what follows from rows stays without a form.
 
         Raises:
-            NotAffine: if an operation on a value as large as S has no form.
+            Unsupported: if an operation on a value as large as S has no form.
         """
         later: dict[Var, Any] = {}  # values without a form, with the operation that broke it
         for eqn in self.eqns:
@@ -94,29 +95,29 @@ class Forms(AxisLabels):
                     for v in jaxprs.inputs(eqn)
                     if v not in self.values
                 ):
-                    raise NotAffine("another value that depends on the carry")
+                    raise Unsupported("another value that depends on the carry")
                 self.values[eqn.outvars[0]] = value = self._rule(eqn)
                 if matrix and not self.is_matrix(value):
                     self.readouts[eqn.outvars[0]] = eqn
-            except NotAffine as why:
+            except Unsupported as why:
                 if matrix and cause is not None:
-                    raise NotAffine(
-                        f"{cause.primitive.name} of what was read from S", cause
-                    ) from None
+                    reason = f"{cause.primitive.name} of what was read from {CARRY}"
+                    raise Unsupported(reason, cause, remedy=ON_INPUTS) from None
                 if matrix:
-                    raise NotAffine(
-                        f"{eqn.primitive.name} of S" + f": {why}" * bool(str(why)), eqn
-                    ) from None
+                    reason = f"{eqn.primitive.name} of {CARRY}"
+                    if why.reason:
+                        reason += f": {why.reason}"
+                    raise Unsupported(reason, eqn, remedy=ON_INPUTS) from None
                 later.update(dict.fromkeys(eqn.outvars, cause or (eqn if read else None)))
 
     def _rule(self, eqn: Eqn) -> AffineSum:
-        """Returns the form of the result of an equation; raises NotAffine if there is none."""
+        """Returns the form of the result of an equation; raises Unsupported if there is none."""
         name = eqn.primitive.name
         ins = eqn.invars
         out = eqn.outvars[0].aval
         moves = [jaxprs.is_in(a, self.values) for a in ins]
         if len(eqn.outvars) > 1 or any(self.values[a].sums for a, m in zip(ins, moves) if m):
-            raise NotAffine("")
+            raise Unsupported("")
         rounds = name == "reduce_precision" or (
             name == "convert_element_type" and jnp.issubdtype(out.dtype, jnp.floating)
         )
@@ -152,7 +153,7 @@ class Forms(AxisLabels):
             return self._reduce_sum(eqn, self.values[ins[0]])
         if name == "dot_general" and not all(moves):
             return self._dot(eqn, moves.index(True) if any(moves) else 0, any(moves))
-        raise NotAffine("")
+        raise Unsupported("")
 
     def _sliced(self, eqn: Eqn, value: AffineSum) -> AffineSum:
         """Takes one index of a short axis, as where several vectors read S in one product."""
@@ -165,7 +166,7 @@ class Forms(AxisLabels):
                 or {*(eqn.params["strides"] or (1,))} != {1}
                 or not self._is_short(value.labels[axis])
             ):
-                raise NotAffine("")
+                raise Unsupported("")
             value = self._at_index(value, value.labels[axis], eqn.params["start_indices"][axis])
         return value
 
@@ -206,7 +207,7 @@ class Forms(AxisLabels):
         if matrix and self.contracted is None and label in self.axes:
             self.contracted = label
         if not matrix or label != self.contracted:
-            raise NotAffine("a sum over a second axis of S" if matrix else "")
+            raise Unsupported(f"a sum over a second axis of {CARRY}" if matrix else "")
         terms = [
             t if t.operand in self.states else self._contract_factors(t, label) for t in value.terms
         ]
@@ -238,7 +239,7 @@ class Forms(AxisLabels):
         axes = eqn.params["axes"]
         for axis in axes:
             if value.labels[axis] is None:
-                raise NotAffine("a sum over an axis along which it is constant")
+                raise Unsupported("a sum over an axis along which it is constant")
         remaining = tuple(l for axis, l in enumerate(value.labels) if axis not in axes)
         over = [self.find(value.labels[axis]) for axis in axes]
         for label in filter(self._is_short, over):
@@ -270,14 +271,14 @@ class Forms(AxisLabels):
             label = self._unify_labels(labels[0][a], labels[1][b])
             own_label = labels[side][(a, b)[side]] if moves else label
             if own_label is None and (a, b) in contracted and operands[0].aval.shape[a] != 1:
-                raise NotAffine("a contraction over an axis along which it is constant")
+                raise Unsupported("a contraction over an axis along which it is constant")
             labels[0][a] = labels[1][b] = label
         shape = operands[0].aval.shape
         long = [self.find(labels[side][pair[side]]) for pair in contracted if shape[pair[0]] != 1]
         value = replace(values[side], labels=tuple(labels[side]))
         other = values[1 - side]
         if len(long) > 1 and not (moves and self.is_matrix(value) and {*long} <= {*self.axes}):
-            raise NotAffine("a contraction over several axes")
+            raise Unsupported("a contraction over several axes")
         over = self._choose_k(long) if long else None
         sums = tuple(l for l in long if l != over)
         free = [
@@ -290,7 +291,7 @@ class Forms(AxisLabels):
             return AffineSum(result_labels, added_up(self, (), known))
         terms, renamed = self._state_terms(value, other.terms, over)
         if sums and renamed:
-            raise NotAffine("a contraction over several axes")
+            raise Unsupported("a contraction over several axes")
         result = AffineSum(result_labels, added_up(self, (), terms), sums)
         for label, scales, sign in renamed:
             self._unify_labels(label, over)
@@ -328,7 +329,7 @@ class Forms(AxisLabels):
         return terms, renamed
 
     def _known_terms(self, terms: Iterable[Term], over: int | None) -> Iterator[Term]:
-        """Sums known terms over a label; raises NotAffine if what remains is no product of vectors."""
+        """Sums known terms over a label; raises Unsupported if what remains is no product of vectors."""
         for term in terms:
             with_label = tuple(
                 f for f in term.factors if over is not None and over in self.labels_of(f)
@@ -347,7 +348,7 @@ class Forms(AxisLabels):
             elif with_label and self._is_short(over):
                 yield from (self._term_with(term, over, index=i) for i in range(self.size[over]))
             else:
-                raise NotAffine("")
+                raise Unsupported("")
 
     # Known values: sums of products of smaller values, where they are ones
 
@@ -395,7 +396,7 @@ class Forms(AxisLabels):
         """Returns a known value as a sum of products of smaller values, or as it is if there is no such sum."""
         try:
             value = self._rule(eqn)
-        except NotAffine:
+        except Unsupported:
             return self._factor(v)
         count = len(self._axes_of(v))
         factors = [f for t in value.terms for f in t.factors]
@@ -464,7 +465,7 @@ class Forms(AxisLabels):
 
 
 def _products(a: Iterable[Term], b: Sequence[Term]) -> tuple[Term, ...]:
-    """Returns the products of all pairs of terms; raises NotAffine if there are too many."""
+    """Returns the products of all pairs of terms; raises Unsupported if there are too many."""
     products = [x.times(y.factors, y.sign) for x in a for y in b]
     return bounded(products)
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from jrnn import jaxprs
-from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.affine.terms import AxisLabels, Factor, Term, factors_of
+from jrnn.loops.ir import Unsupported
 
 _MOST_TERMS = 32
 _MOST_FACTORS = 64
@@ -33,7 +33,7 @@ def added_up(labels: AxisLabels, first: Sequence[Term], second: Iterable[Term]) 
         second: those of another operand.
 
     Raises:
-        NotAffine: if there are too many terms.
+        Unsupported: if there are too many terms.
     """
     terms = list(first)
     for term in second:
@@ -48,11 +48,11 @@ def added_up(labels: AxisLabels, first: Sequence[Term], second: Iterable[Term]) 
 
 
 def bounded(terms: Sequence[Term]) -> tuple[Term, ...]:
-    """Returns the terms; raises NotAffine if there are too many, or one has too many factors."""
+    """Returns the terms; raises Unsupported if there are too many, or one has too many factors."""
     if len(terms) > _MOST_TERMS:
-        raise NotAffine(f"it has more than {_MOST_TERMS} terms")
+        raise Unsupported(f"it has more than {_MOST_TERMS} terms")
     if any(len(term.factors) > _MOST_FACTORS for term in terms):
-        raise NotAffine(f"a term has more than {_MOST_FACTORS} factors")
+        raise Unsupported(f"a term has more than {_MOST_FACTORS} factors")
     return tuple(terms)
 
 

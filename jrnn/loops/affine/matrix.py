@@ -12,10 +12,10 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.loops.affine.carries import NotAffine
+from jrnn.loops.affine.carries import DECAYS_ALONE, ON_INPUTS
 from jrnn.loops.affine.equations import Forms
 from jrnn.loops.affine.terms import AffineSum, Row, Term, rows_of
-from jrnn.loops.ir import Loop
+from jrnn.loops.ir import CARRY, Loop, Unsupported
 
 _MOST = 3  # carries that read each other as wholes
 
@@ -87,7 +87,12 @@ class AffineForm:
     def decays_along_k(self) -> bool:
         return self.forms.contracted in self.forms.labels_in(self.decay)
 
-    def __str__(self) -> str:
+    def description(self, names: Sequence[str] = ()) -> str:
+        """Returns a phrase for `explain`.
+
+        Args:
+            names: what the user calls the carries, or nothing.
+        """
         none = all(
             not t.factors and t.operand is self.forms.states[t.new_state] for t in self.decay
         )
@@ -98,7 +103,7 @@ class AffineForm:
         ranks = f", {n} transition{'s' * (n > 1)} of rank one" if n else ""
         shape = ",".join(map(str, self.forms.states[0].aval.shape))
         several = f" x {len(self.positions)}" * (len(self.positions) > 1)
-        return f"S[{shape}]{several} with {kind}{ranks}"
+        return f"{' and '.join(names) or 'S'}[{shape}]{several} with {kind}{ranks}"
 
 
 def matrix_form(
@@ -118,18 +123,21 @@ def matrix_form(
         constants: values of variables that are known now.
 
     Raises:
-        NotAffine: with the reason, and the operation.
+        Unsupported: with the reason, and the operation.
     """
     states = tuple(loop.carry[i] for i in positions)
     if len({(v.aval.shape, v.aval.dtype) for v in states}) > 1 or len(states) > _MOST:
-        raise NotAffine(f"{len(states)} carries read each other")
+        raise Unsupported(f"{len(states)} carries read each other", remedy=DECAYS_ALONE)
     if states[0].aval.dtype not in (jnp.float32, jnp.float64, jnp.bfloat16, jnp.float16):
-        raise NotAffine(f"S is {states[0].aval.dtype}")
+        raise Unsupported(f"{CARRY} is {states[0].aval.dtype}")
     forms = Forms(states, loop.eqns, known, constants)
     forms.walk()
     terms = _terms_of(loop, forms, positions)
     if forms.contracted is None:
-        raise NotAffine("S is never contracted")
+        raise Unsupported(
+            f"{CARRY} is never contracted",
+            remedy="chunks pay where each step multiplies it by a vector",
+        )
     k = forms.contracted
     axes = {l for l in forms.axes if l is not None}
     decay = tuple(t for t in terms if t.operand in states)
@@ -137,9 +145,11 @@ def matrix_form(
     outer_products, matrices = _matrices(loop, forms, axes, [t for t in terms if t.operand is None])
     scales = [scale for _, scale in matrices]
     if k in forms.labels_in(scales):
-        raise NotAffine("a matrix that is added to S is scaled along K")
+        raise Unsupported(f"a matrix that is added to {CARRY} is scaled along K")
     if len(states) > 1 and (matrices or k in forms.labels_in(decay)):
-        raise NotAffine("carries that read each other decay along K, or are reset")
+        raise Unsupported(
+            "carries that read each other decay along K, or are reset", remedy=DECAYS_ALONE
+        )
     readouts = _readouts(loop, forms, outs)
     rows = rows_of([*updates, *(t for v in readouts.values() for t in v.terms)])
 
@@ -159,14 +169,17 @@ def matrix_form(
         if any(labels & {*columns} for labels in along_k(decay)) or (
             len(decay) > 1 and along_k(decay)
         ):
-            raise NotAffine("transitions differ along every axis")
+            raise Unsupported("transitions differ along every axis")
     if any(
         forms.labels_in(of) - axes for of in (updates, *(row.terms for row in rows_of(updates)))
     ):
-        raise NotAffine("a dense matrix times S, or several rows at once")
+        raise Unsupported(
+            f"a dense matrix times {CARRY}, or several rows at once",
+            remedy="a decay, or I - k k^T, can be applied in chunks",
+        )
     for factor in (f for t in [*terms, *(t for row in rows for t in row.terms)] for f in t.factors):
         if len(forms.labels_of(factor)) < sum(l is not None for l in factor.labels):
-            raise NotAffine("a matrix has one axis of S twice")
+            raise Unsupported(f"a matrix has one axis of {CARRY} twice", remedy=ON_INPUTS)
     solved = tuple(dict.fromkeys(t.operand for t in updates))
     return AffineForm(
         positions, forms, decay, updates, outer_products, matrices, solved, readouts, free, columns
@@ -178,8 +191,8 @@ def _terms_of(loop: Loop, forms: Forms, positions: tuple[int, ...]) -> list[Term
     terms: list[Term] = []
     for i, new in enumerate(loop.carry_out[j] for j in positions):
         if not jaxprs.is_in(new, forms.values):
-            why = "the new S depends on what was read from S by an operation that is not affine"
-            raise NotAffine(why, _breaking(loop, forms, new))
+            why = f"the new {CARRY} depends on what was read from {CARRY} by an operation that is not affine"
+            raise Unsupported(why, _breaking(loop, forms, new), remedy=ON_INPUTS)
         terms += [
             replace(t, new_state=i)
             for t in forms.sum(AffineSum(forms.axes, ()), forms.values[new]).terms
@@ -209,12 +222,16 @@ def _matrices(
 
 
 def _readouts(loop: Loop, forms: Forms, outs: Sequence[Any]) -> dict[Var, AffineSum]:
-    """Returns the variables where S is read on the way to `outs`; raises NotAffine if S is read as a whole."""
+    """Returns the variables where S is read on the way to `outs`; raises Unsupported if S is read as a whole."""
     matrices = {v for v, value in forms.values.items() if forms.is_matrix(value)}
     read_after, used = jaxprs.needed(loop.eqns, outs, {*forms.known, *forms.readouts})
     whole = [e for e in read_after if not matrices.isdisjoint(jaxprs.inputs(e))]
     if whole or not matrices.isdisjoint(jaxprs.variables(outs)):
-        raise NotAffine("S is an output of every step", whole[0] if whole else None)
+        raise Unsupported(
+            f"{CARRY} is an output of every step",
+            whole[0] if whole else None,
+            remedy="return what is read from it, such as its product with a query",
+        )
     return {v: forms.values[v] for v in used if v in forms.readouts}
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from jrnn.jaxprs import Var
-from jrnn.loops.affine.carries import NotAffine
+from jrnn.loops.ir import CARRY, Unsupported
 
 T = TypeVar("T")
 
@@ -159,7 +159,7 @@ class AxisLabels:
         if a is None or b is None or a == b:
             return b if a is None else a
         if a in self.axes and b in self.axes:
-            raise NotAffine("two axes of S meet, as in S + S.T")
+            raise Unsupported(f"two axes of {CARRY} meet, as in {CARRY} + {CARRY}.T")
         # an axis of S, or the older label
         first = min(a, b)
         second = max(a, b)

@@ -7,14 +7,14 @@ from contextlib import suppress
 
 from jrnn.jaxprs import Atom, Eqn, primitives
 from jrnn.jaxprs.axes import aligned
-from jrnn.loops.affine.carries import NotAffine
+from jrnn.loops.ir import Unsupported
 
 
 def sources_of(eqn: Eqn) -> list[int | None]:
     """Returns for each axis of the result of a view the axis of the operand that it is."""
     follow = aligned(eqn, 0, eqn.outvars[0])
     if any(n != 1 and d not in follow for d, n in enumerate(eqn.invars[0].aval.shape)):
-        raise NotAffine("it merges or splits axes")
+        raise Unsupported("it merges or splits axes")
     back = {axis: d for d, axis in follow.items()}
     return [back.get(d) for d in range(eqn.outvars[0].aval.ndim)]
 
@@ -29,7 +29,7 @@ def varying_axes(eqn: Eqn, axes_of: Callable[[Atom], set[int]]) -> list[set[int]
     name = eqn.primitive.name
     all_long = [long_axes(v) for v in eqn.outvars]
     if primitives.is_whole_view(eqn):
-        with suppress(NotAffine):
+        with suppress(Unsupported):
             sources = sources_of(eqn)
             inner = axes_of(eqn.invars[0])
             return [{d for d in all_long[0] if sources[d] in inner}]

@@ -21,9 +21,7 @@ from jrnn.loops.affine.carries import (
     CarrySchedule,
     CarryStage,
     Group,
-    NotAffine,
     part_of,
-    with_names,
 )
 from jrnn.loops.affine.matrix import AffineForm, is_evaluable, matrix_form
 from jrnn.loops.chunks import estimate
@@ -31,7 +29,7 @@ from jrnn.loops.chunks.batched import AllChunks
 from jrnn.loops.chunks.labeled import variables
 from jrnn.loops.chunks.program import ChunkBody
 from jrnn.loops.costs.estimates import Estimate, Estimator
-from jrnn.loops.ir import Loop, Results, scan_in_chunks, tag
+from jrnn.loops.ir import CARRY, Loop, Results, Unsupported, scan_in_chunks, tag
 from jrnn.loops.ir.description import Description, contractions
 
 _BOUNDARY = (
@@ -139,11 +137,13 @@ class Chunkwise:
 
 
 def check(loop: Loop) -> None:
-    """Raises NotAffine if an equation of a loop cannot be evaluated for all steps of a chunk."""
+    """Raises Unsupported if an equation of a loop cannot be evaluated for all steps of a chunk."""
     stuck = next((e for e in loop.eqns if not is_evaluable(e)), None)
     if stuck is not None:
-        raise NotAffine(
-            f"{stuck.primitive.name} stays in the loop: {primitives.why_immovable(stuck)}", stuck
+        raise Unsupported(
+            f"{stuck.primitive.name} stays in the loop: {primitives.why_immovable(stuck)}",
+            stuck,
+            remedy="compute it before the loop, and pass its values as xs",
         )
 
 
@@ -159,13 +159,13 @@ def chunkwise(
         batched: prepares all chunks at once.
 
     Raises:
-        NotAffine: if no carry runs in chunks, with the reasons.
+        Unsupported: if no carry runs in chunks, with the reasons.
     """
     check(loop)
     eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
     loop = replace(loop, eqns=tuple(eqns))
     schedule = CarrySchedule(loop)
-    notes = list[str]()
+    reasons = list[str]()  # why carries do not run in chunks
     solved_forms = dict[Group, AffineForm]()
     plain: set[Group] = set()  # groups without an affine form
     diagonal: list[Var] = []  # states of which each element has a decay of its own, as in Mamba-1
@@ -176,16 +176,14 @@ def chunkwise(
         for g in (g for g in ready if g not in plain):
             try:
                 forms[g] = form_of(g)
-            except NotAffine as reason:
+            except Unsupported as reason:
                 joined = _joined(loop, g, schedule, form_of)
                 if joined is not None:
                     forms[joined.positions] = joined
                     continue
                 plain.add(g)
                 if any(loop.carry[j].aval.ndim > 1 for j in g):
-                    notes.append(
-                        f"not in chunks: {reason.explained([names[j] for j in g if names])}"
-                    )
+                    reasons.append(reason.explained([names[j] for j in g if names]))
         solved = {j for positions in forms for j in positions}
         others = [g for g in ready if not solved.issuperset(g)]
         if others:
@@ -207,8 +205,9 @@ def chunkwise(
     if not batched and any(form.decays_along_k or form.columns for form in solved_forms.values()):
         size = min(size, _LONGEST_OF_LEVELS)
     count = -(-loop.length // size)
+    notes = [f"not in chunks: {reason}" for reason in reasons]
     for positions, form in solved_forms.items():
-        text = with_names(str(form), [names[j] for j in positions if names])
+        text = form.description([names[j] for j in positions if names])
         notes.append(f"solved in chunks of {size}: {text}, stored at {count} boundaries")
     if not any(stage.forms for stage in schedule.stages) and diagonal and loop.length > _BOUNDARY:
         count = -(-loop.length // _BOUNDARY)
@@ -217,24 +216,24 @@ def chunkwise(
             loop, (), (f"{shapes} stored at {count} boundaries of chunks of {_BOUNDARY}",), size
         )
     if not any(stage.forms for stage in schedule.stages):
-        raise NotAffine(
-            "; ".join(note.removeprefix("not in chunks: ") for note in notes)
-            or "no carry is a matrix"
-        )
+        raise Unsupported("; ".join(reasons) or "no carry is a matrix")
     return Chunkwise(loop, tuple(schedule.stages), tuple(notes), size, batched=batched)
 
 
 def _form(
     loop: Loop, known: Collection[Var], constants: dict[Var, Any], group: Group
 ) -> AffineForm:
-    """Returns the form of a group of carries; raises NotAffine if there is none, or if it has nothing to gain."""
+    """Returns the form of a group of carries; raises Unsupported if there is none, or if it has nothing to gain."""
     others = [out for j, out in enumerate(loop.carry_out) if j not in group]
     form = matrix_form(loop, group, known, [*loop.ys, *others], constants)
     if not form.known and not form.updates:
-        raise NotAffine("nothing is written to S")
+        raise Unsupported(
+            f"nothing is written to {CARRY}",
+            remedy="let the step close over a matrix that never changes",
+        )
     axes = [l for l in form.forms.axes if l is not None and l != form.forms.contracted]
     if len(axes) > 1 and not form.free:
-        raise NotAffine("transitions differ along every axis")
+        raise Unsupported("transitions differ along every axis")
     return form
 
 
@@ -251,7 +250,7 @@ def _joined(
     ]
     tried = [*((*group, *h) for h in alike), (*group, *itertools.chain(*alike))] if alike else []
     for several in filter(schedule.can_follow, dict.fromkeys(tried)):
-        with suppress(NotAffine):
+        with suppress(Unsupported):
             return form_of(several)
     return None
 

@@ -13,9 +13,10 @@ from jrnn.loops.ir.scans import (
     traced_loops,
 )
 from jrnn.loops.ir.tag import Options, Provenance, Tag
-from jrnn.loops.ir.unsupported import Unsupported
+from jrnn.loops.ir.unsupported import CARRY, Unsupported
 
 __all__ = [
+    "CARRY",
     "FlatScan",
     "Loop",
     "Options",

@@ -22,12 +22,11 @@ from jrnn.loops.affine.carries import (
     CarryStage,
     Group,
     Kind,
-    NotAffine,
     check_diagonal,
     part_of,
 )
 from jrnn.loops.affine.matrix import matrix_form
-from jrnn.loops.ir import Loop, observers
+from jrnn.loops.ir import Loop, Unsupported, observers
 from jrnn.loops.segments.shard import TimeShard, Values
 
 _RUNS = 4  # runs of a basis that are worth it for any number of devices
@@ -279,7 +278,7 @@ def _kind(
         return "overwritten", None
     try:
         transition = _transition(loop, group, schedule, constants)
-    except NotAffine as why:
+    except Unsupported as why:
         return "opaque", why.explained()
     except Exception as error:
         return "opaque", observers.report_unexpected(error)
@@ -300,7 +299,7 @@ def _transition(
     try:
         check_diagonal(loop, group, schedule.between)
         return Blocks(group, (shape,) * len(group), axes)
-    except NotAffine:
+    except Unsupported:
         if len(group) > 1 or len(shape) < 2:
             raise
     form = matrix_form(loop, group, schedule.known, [], constants)

@@ -16,7 +16,6 @@ from typing import Any
 from jrnn import jaxprs
 from jrnn.jaxprs.jax_internals import argument_names
 from jrnn.jaxprs.tangents import Linearized, is_smooth
-from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.chunks.chunked import Chunkwise, check, chunkwise
 from jrnn.loops.chunks.control_flow import expand_control
 from jrnn.loops.costs.bounds import Bounds
@@ -58,18 +57,15 @@ def try_chunks(
     program = expand_control(scan.jaxpr)
     original = scan.loop(program)
     loop, adapters = plain_form(original)
-    try:
-        check(loop)  # before it is differentiated, which reverse-mode rules in it do not allow
-        stored_bytes = stored_state_bytes(loop, _moving(scan, program, adapters, tangents))
-        if not stored_bytes:
-            raise Unsupported("this gradient reads no state")
-        eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
-        loop = replace(loop, eqns=tuple(eqns))
-        constants = dict(zip(loop.consts, program.consts))
-        names = _carry_names(scan, adapters)
-        node = chunkwise(loop, constants, names, prefers_batched(target))
-    except NotAffine as reason:
-        raise Unsupported(reason.why) from reason
+    check(loop)  # before it is differentiated, which reverse-mode rules in it do not allow
+    stored_bytes = stored_state_bytes(loop, _moving(scan, program, adapters, tangents))
+    if not stored_bytes:
+        raise Unsupported("this gradient reads no state")
+    eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
+    loop = replace(loop, eqns=tuple(eqns))
+    constants = dict(zip(loop.consts, program.consts))
+    names = _carry_names(scan, adapters)
+    node = chunkwise(loop, constants, names, prefers_batched(target))
     node = replace(node, stored=stored_bytes)
     baseline_cost = _train_step_cost(loop, stored_bytes, target.machine)
     baseline = Candidate(LAX_SCAN, baseline_cost, Steps(loop))

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Var, primitives
-from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.costs.bounds import ELEMENTWISE_MIN_GAIN
 from jrnn.loops.costs.constants import EQUATIONS, TINY_LOOP
 from jrnn.loops.costs.equation_costs import element_seconds
@@ -157,7 +156,7 @@ def _tiny_nodes(context: Context, residual: Loop, whole: Loop) -> list[Unrolled 
     why = "that is estimated to be faster"
     try:
         affine = _affine(context, whole)
-    except (NotAffine, Unsupported) as reason:
+    except Unsupported as reason:
         why = str(reason)
     size = _size(residual, context.estimator)
     if size:
@@ -168,7 +167,7 @@ def _tiny_nodes(context: Context, residual: Loop, whole: Loop) -> list[Unrolled 
 
 
 def _affine(context: Context, loop: Loop) -> AffineCall:
-    """Returns the call of the kernel for an affine loop; raises `NotAffine` or `Unsupported` if there is none."""
+    """Returns the call of the kernel for an affine loop; raises `Unsupported` if there is none."""
     if context.target.exported:
         raise Unsupported("the program is exported")
     call = affine_call(affine_step(loop))

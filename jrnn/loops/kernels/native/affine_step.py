@@ -15,8 +15,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
-from jrnn.loops.affine.carries import NotAffine
-from jrnn.loops.ir import Loop
+from jrnn.loops.ir import Loop, Unsupported
 from jrnn.loops.passes.sums import added_to_carries
 
 
@@ -65,21 +64,21 @@ class AffineStep:
 
 
 def affine_step(loop: Loop) -> AffineStep:
-    """Returns the affine form of a step; raises NotAffine, with the reason, if it has none."""
+    """Returns the affine form of a step; raises Unsupported, with the reason, if it has none."""
     sums = _sums(loop)
     carries = tuple(i for i in range(len(loop.carry)) if i not in sums)
     carry = [loop.carry[i] for i in carries]
     new = [loop.carry_out[i] for i in carries]
     for v in carry:
         if not _is_number(v):
-            raise NotAffine(
+            raise Unsupported(
                 f"a carry is {v.aval.str_short()}, not one number in float32 or float64"
             )
     if not carry:
-        raise NotAffine("nothing is carried but sums")
+        raise Unsupported("nothing is carried but sums")
     dtype, *others = dict.fromkeys(v.aval.dtype for v in carry)
     if others:
-        raise NotAffine("carries are of two types")
+        raise Unsupported("carries are of two types")
     moving, varying = (jaxprs.depends(loop.eqns, of) for of in (carry, (*loop.carry, *loop.xs)))
     affine_values = _affine_values(loop, carry, moving, moving if len(carry) == 1 else varying)
     known = {
@@ -95,7 +94,7 @@ def affine_step(loop: Loop) -> AffineStep:
                 if len(carry) == 1
                 else "carries are not affine with coefficients of all steps"
             )
-            raise NotAffine(why, jaxprs.needed(loop.eqns, [atom], known)[0][0])
+            raise Unsupported(why, jaxprs.needed(loop.eqns, [atom], known)[0][0])
     values = _values(loop, sums, carry, affine_values)
     if not any(map(jaxprs.is_literal, new)) and {*values} == {*new}:
         values = new

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn, Var
+from jrnn.jaxprs import Var
 from jrnn.loops.ir import Loop, Unsupported
 from jrnn.loops.kernels.native.operations import Operation, Uniform
 from jrnn.loops.kernels.native.stages import fuse_additions, schedule
@@ -35,14 +35,6 @@ OPCODES = {name: i for i, name in enumerate(_INSTRUCTIONS)}
 _KINDS = {"product": 1, "reduce_sum": 2, "reduce_max": 2, "reduce_min": 2, "move": 3}
 _REDUCTIONS = {"reduce_sum": 0, "reduce_max": 1, "reduce_min": 2}
 _LITERAL = -(2**20)  # in place of the first literal, until the number of registers is known
-
-
-class CannotRun(Unsupported):
-    """Raised for an equation that the kernel cannot run."""
-
-    def __init__(self, eqn: Eqn, why: Unsupported):
-        super().__init__(str(why))
-        self.eqn = eqn
 
 
 def stored_dtype(aval: Any) -> str:
@@ -103,7 +95,7 @@ class CallEncoder:
             try:
                 step.run(eqn)
             except Unsupported as why:
-                raise CannotRun(eqn, why) from why
+                raise Unsupported(why.reason, eqn) from why
         self._write(step, dtypes)
         carries = [start.out.array for start in starts]
         operations = fuse_additions(step.operations)

@@ -15,7 +15,7 @@ import numpy as np
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.loops.ir import Loop, Unsupported
-from jrnn.loops.kernels.native.encoder import CallEncoder, CannotRun
+from jrnn.loops.kernels.native.encoder import CallEncoder
 from jrnn.loops.kernels.native.operations import Operation
 
 _LONGEST = 2000  # equations of a step
@@ -118,7 +118,9 @@ def _with_rows(
                 rows,
                 *encoder.result(),
             )
-        except CannotRun as why:
+        except Unsupported as why:
+            if why.eqn is None:
+                raise
             movable = primitives.is_movable(why.eqn)
             if movable and not any(v in from_carry for v in why.eqn.outvars):
                 hoisted_vars.update(why.eqn.outvars)
@@ -162,7 +164,7 @@ def _dtype(loop: Loop, constants: Sequence[Var]) -> Any:
     for eqn in loop.eqns:
         for v in (*eqn.outvars, *jaxprs.inputs(eqn)):
             if v.aval.dtype not in (jnp.bool_, jnp.float32, jnp.float64, jnp.bfloat16):
-                raise CannotRun(eqn, Unsupported(f"the kernel has no {v.aval.dtype}"))
+                raise Unsupported(f"the kernel has no {v.aval.dtype}", eqn)
             if not all(map(jaxprs.is_known, v.aval.shape)) or 0 in v.aval.shape:
                 raise Unsupported(f"a value of the step has the shape {list(v.aval.shape)}")
     atoms = [
