@@ -192,24 +192,21 @@ def check_diagonal(loop: Loop, group: Group, between: Between | None = None) -> 
 
 
 def _check_diagonal_equation(eqn: Eqn, moves: Sequence[bool]) -> None:
+    """Raises Unsupported if an equation is not affine in each element of what moves with the carry."""
     name = eqn.primitive.name
     shape = eqn.outvars[0].aval.shape
-    sums = primitives.is_sum(eqn) or primitives.is_retyping(eqn)
-    if not sums and name not in ("mul", "div", "select_n"):
-        raise Unsupported(
-            f"{name} of the carry is not affine with a diagonal Jacobian", remedy=ON_INPUTS
-        )
-    if any(m and a.aval.shape != shape for a, m in zip(eqn.invars, moves)):
-        raise Unsupported(f"{name} of the carry changes its shape")
-    fixed = {
+    is_sum = primitives.is_sum(eqn) or primitives.is_retyping(eqn)
+    is_fixed = {  # of other affine operations: the factor, the divisor, or the condition
         "mul": not all(moves),
         "div": not moves[-1],
         "select_n": not moves[0],
-    }  # the factor, or the condition
-    if not sums and not fixed[name]:
-        raise Unsupported(
-            f"{name} of the carry is not affine with a diagonal Jacobian", remedy=ON_INPUTS
-        )
+    }
+    changes_shape = any(m and a.aval.shape != shape for a, m in zip(eqn.invars, moves))
+    if changes_shape and (is_sum or name in is_fixed):
+        raise Unsupported(f"{name} of the carry changes its shape")
+    if not is_sum and not is_fixed.get(name):
+        reason = f"{name} of the carry is not affine with a diagonal Jacobian"
+        raise Unsupported(reason, remedy=ON_INPUTS)
 
 
 def part_of(

@@ -80,35 +80,32 @@ class Forms(AxisLabels):
         Raises:
             Unsupported: if an operation on a value as large as S has no form.
         """
-        later: dict[Var, Any] = {}  # values without a form, with the operation that broke it
+        breaking: dict[
+            Var, Eqn | None
+        ] = {}  # of values without a form: the operation that has none
         for eqn in self.eqns:
-            read = [v for v in jaxprs.inputs(eqn) if v in self.values]
-            if not read and not any(v in later for v in jaxprs.inputs(eqn)):
-                if not all(v in self.known for v in jaxprs.inputs(eqn)):
-                    later.update(dict.fromkeys(eqn.outvars))
+            inputs = jaxprs.inputs(eqn)
+            read = [v for v in inputs if v in self.values]
+            others = [v for v in inputs if v not in self.values]
+            unread = [v for v in others if v in breaking or v not in self.known]
+            if not read and not any(v in breaking for v in others):
+                if unread:
+                    breaking.update(dict.fromkeys(eqn.outvars))
                 continue
-            cause = next((later[v] for v in jaxprs.inputs(eqn) if v in later), None)
-            matrix = any(self.is_matrix(self.values[v]) for v in read)
+            cause = next((breaking[v] for v in others if v in breaking), None)
+            reads_matrix = any(self.is_matrix(self.values[v]) for v in read)
             try:
-                if any(
-                    v in later or v not in self.known
-                    for v in jaxprs.inputs(eqn)
-                    if v not in self.values
-                ):
+                if unread:
                     raise Unsupported("another value that depends on the carry")
-                self.values[eqn.outvars[0]] = value = self._rule(eqn)
-                if matrix and not self.is_matrix(value):
-                    self.readouts[eqn.outvars[0]] = eqn
+                value = self._rule(eqn)
             except Unsupported as why:
-                if matrix and cause is not None:
-                    reason = f"{cause.primitive.name} of what was read from {CARRY}"
-                    raise Unsupported(reason, cause, remedy=ON_INPUTS) from None
-                if matrix:
-                    reason = f"{eqn.primitive.name} of {CARRY}"
-                    if why.reason:
-                        reason += f": {why.reason}"
-                    raise Unsupported(reason, eqn, remedy=ON_INPUTS) from None
-                later.update(dict.fromkeys(eqn.outvars, cause or (eqn if read else None)))
+                if reads_matrix:
+                    raise _of_matrix(eqn, cause, why.reason) from None
+                breaking.update(dict.fromkeys(eqn.outvars, cause or (eqn if read else None)))
+                continue
+            self.values[eqn.outvars[0]] = value
+            if reads_matrix and not self.is_matrix(value):
+                self.readouts[eqn.outvars[0]] = eqn
 
     def _rule(self, eqn: Eqn) -> AffineSum:
         """Returns the form of the result of an equation; raises Unsupported if there is none."""
@@ -462,6 +459,23 @@ class Forms(AxisLabels):
             value = _constant(atom, self._producers, self._order, self.constants)
             self._constant_values[atom] = value
         return self._constant_values[atom]
+
+
+def _of_matrix(eqn: Eqn, cause: Eqn | None, why: str) -> Unsupported:
+    """Returns the refusal of an operation on a value as large as S.
+
+    Args:
+        eqn: the operation.
+        cause: an operation on a row of S whose result it reads, and that has no form; or None.
+        why: the reason why there is no form, or "".
+    """
+    if cause is not None:
+        reason = f"{cause.primitive.name} of what was read from {CARRY}"
+        return Unsupported(reason, cause, ON_INPUTS)
+    reason = f"{eqn.primitive.name} of {CARRY}"
+    if why:
+        reason += f": {why}"
+    return Unsupported(reason, eqn, ON_INPUTS)
 
 
 def _products(a: Iterable[Term], b: Sequence[Term]) -> tuple[Term, ...]:
