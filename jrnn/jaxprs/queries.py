@@ -110,6 +110,11 @@ def inputs(eqn: Eqn) -> list[Var]:
     return [atom for atom in eqn.invars if isinstance(atom, Var)]
 
 
+def results(eqns: Iterable[Eqn]) -> list[Var]:
+    """Returns the results of all equations, in order."""
+    return [v for eqn in eqns for v in eqn.outvars]
+
+
 def needed(
     eqns: Sequence[Eqn], outs: Iterable[Atom], available: Collection[Var], effects: bool = False
 ) -> tuple[list[Any], list[Var]]:

@@ -18,9 +18,8 @@ from jrnn.jaxprs import axes, carry_groups
 from jrnn.loops.affine import associative
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.ir import traced_loops
-from jrnn.loops.kernels.native.operations import Operation
+from jrnn.loops.kernels.native.operations import Array, Operation, View
 from jrnn.loops.kernels.native.stages import schedule
-from jrnn.loops.kernels.native.views import Array, View
 from jrnn.loops.passes import compose_views, gates, pads_to_concatenate, split
 from jrnn.loops.passes.canonical.shared_operands import join_products
 from jrnn.loops.passes.gpu_one_kernel import one_kernel_per_stage

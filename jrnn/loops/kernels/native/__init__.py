@@ -3,10 +3,12 @@
 In: a `Loop`. Out: one custom call of XLA with an encoded program. Read `steps.py` first.
 
 It runs steps of products with constant matrices, elementwise operations and reductions, of rows that do not depend on each
-other. `views`, `operations`, `steps` and `stages` turn a step into stages, `encoder` encodes them, and `program` is what the
-kernel gets. Loops over few numbers whose carry is affine have a call of their own: `affine_step` reads the step,
-`affine_program` encodes it, and `affine_call` runs it. `src/` is the kernel, in C++. `library` finds the object, if it was
-built, and `runner` calls it.
+other. `steps` turns a step into `operations` on views, `stages` orders them, `encoder` encodes them, and `program` says what
+the kernel gets, and what is computed before and after the call. `runner` calls it and says what a call costs; `library`
+finds the object, if it was built. `src/` is the kernel, in C++.
+
+Loops over few numbers whose carry is affine have a call of their own: `affine_step` reads the step, `affine_program`
+encodes it, and `affine_call` runs it.
 """
 
 from __future__ import annotations

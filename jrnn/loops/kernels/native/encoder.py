@@ -16,10 +16,16 @@ import numpy as np
 from jrnn import jaxprs
 from jrnn.jaxprs import Var
 from jrnn.loops.ir import Loop, Unsupported
-from jrnn.loops.kernels.native.operations import Operation, Uniform
+from jrnn.loops.kernels.native.operations import (
+    Array,
+    Operation,
+    Uniform,
+    View,
+    collapsed,
+    dense,
+)
 from jrnn.loops.kernels.native.stages import fuse_additions, schedule
 from jrnn.loops.kernels.native.steps import Collector
-from jrnn.loops.kernels.native.views import Array, View, collapsed, dense
 
 FORMAT = 4  # decode.h has the same number
 _DTYPES = ("float", "bool", "bfloat16")

@@ -1,12 +1,188 @@
-"""What a step consists of for the kernel: operations that compute views from views and constants."""
+"""What a step consists of for the kernel: operations on views of arrays, of which one axis holds the rows.
+
+A kernel computes rows apart: a row of a result depends on the same row of what the step reads, and on constants. An array
+that XLA gives, a constant or an input of a step, has strides, and any of its axes may be read as rows. What the kernel
+computes is stored row after row, and its rows are the axis `row` of its views, or None if all rows hold the same value.
+
+Shapes: N rows.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from jrnn.loops.kernels.native.views import View
+from jrnn.jaxprs.axes import blocks
+from jrnn.loops.ir import Unsupported
+
+Dims = tuple[tuple[int, int], ...]  # size and stride in elements
+
+
+@dataclass(eq=False)
+class Array:
+    """An array that a kernel reads or writes.
+
+    Attributes:
+        width: elements of a row, or of the whole array if it is an argument.
+        argument: the number of an argument or a result of the call; or None for scratch memory.
+        stacked: the elements of one step, if it holds all steps, or 0.
+        dtype: "float", "bool" or "bfloat16".
+        parent: the array that this one is a part of, and where it begins in a row.
+        in_rows: it is stored row after row.
+    """
+
+    width: int
+    argument: int | None = None
+    stacked: int = 0
+    dtype: str = "float"
+    parent: tuple[Array, int] | None = None
+    in_rows: bool = True
+
+    @property
+    def chain(self) -> tuple[Array, ...]:
+        """The array, the array that it is a part of, and so on."""
+        if self.parent is None:
+            return (self,)
+        return (self, *self.parent[0].chain)
+
+    @property
+    def root(self) -> tuple[Array, int]:
+        """The last array of `chain`, and where this one begins in its rows."""
+        if self.parent is None:
+            return self, 0
+        array, start = self.parent[0].root
+        return array, start + self.parent[1]
+
+    @property
+    def is_scratch(self) -> bool:
+        """Whether it is neither an argument nor a part of another array."""
+        return self.argument is None and self.parent is None
+
+
+@dataclass(frozen=True)
+class View:
+    """A value: an array, where it begins, and its axes. The stride of the rows is 0 where `array.in_rows`."""
+
+    array: Array
+    dims: Dims
+    offset: int = 0
+    row: int | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it holds all elements of a row of the array, in their order."""
+        if not self.array.in_rows or self.offset:
+            return False
+        return collapsed(without(self.dims, self.row)) == collapsed([(self.array.width, 1)])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(n for n, _ in self.dims)
+
+    def transposed(self, order: Sequence[int]) -> View:
+        row = None if self.row is None else list(order).index(self.row)
+        return replace(self, dims=tuple(self.dims[a] for a in order), row=row)
+
+    def sliced(self, starts: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> View:
+        dims = []
+        offset = self.offset
+        for axis, (start, end, step) in enumerate(zip(starts, ends, steps)):
+            size, stride = self.dims[axis]
+            if axis == self.row and (start, end) != (0, size):
+                raise Unsupported("a slice takes some rows of a value")
+            dims.append((sliced_size(start, end, step), stride * step))
+            offset += start * stride
+        return replace(self, dims=tuple(dims), offset=offset)
+
+    def broadcast(self, shape: Sequence[int], axes: Sequence[int]) -> View:
+        dims = [(n, 0) for n in shape]
+        row = self.row
+        for axis, (n, stride) in zip(axes, self.dims):
+            if n == shape[axis]:
+                dims[axis] = (n, stride)
+        return replace(self, dims=tuple(dims), row=None if row is None else axes[row])
+
+    def reshaped(self, shape: Sequence[int]) -> View:
+        """Returns the view with other axes; raises `Unsupported` where rows are joined or elements have to move."""
+        dims: list[tuple[int, int]] = []
+        row = None
+        for old, new in blocks(self.shape, shape):
+            if self.row is not None and self.row in old:
+                row = self._row_after_reshape(old, new, shape)
+                dims += [self.dims[self.row] if a == row else (1, 0) for a in new]
+            else:
+                joined = collapsed([self.dims[a] for a in old])
+                if len(joined) > 1:
+                    raise Unsupported("a reshape moves elements")
+                stride = joined[0][1] if joined else 0
+                dims += _strided([shape[a] for a in new], stride)
+        return replace(self, dims=tuple(dims), row=row)
+
+    def _row_after_reshape(
+        self, old: Sequence[int], new: Sequence[int], shape: Sequence[int]
+    ) -> int:
+        """Returns the axis among `new` that the axis of the rows, one of `old`, becomes."""
+        assert self.row is not None
+        others = [a for a in old if a != self.row and self.dims[a][0] != 1]
+        candidates = [a for a in new if shape[a] == self.dims[self.row][0]]
+        if others or not candidates:
+            raise Unsupported("a reshape joins rows with another axis")
+        return candidates[0]
+
+    def by_rows(self, axis: int | None, rows: int) -> tuple[int, Dims]:
+        """Returns the stride between rows and the axes of a row, where the axis `axis` of the view holds the rows."""
+        inner = without(self.dims, axis)
+        size, stride = (1, 0) if axis is None else self.dims[axis]
+        if not self.array.in_rows:
+            return stride if size == rows else 0, inner
+        if self.row != axis and (self.row is not None or (size > 1 and stride)):
+            raise Unsupported("two values of the step have their rows in different axes")
+        return self.array.root[0].width, inner
+
+
+def without(dims: Dims, axis: int | None) -> Dims:
+    """Returns the axes of a row: all but the one that holds the rows."""
+    return tuple(d for a, d in enumerate(dims) if a != axis)
+
+
+def collapsed(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Joins axes that are neighbors in memory, and drops those of size 1.
+
+    >>> collapsed([(2, 12), (1, 0), (3, 4), (4, 1)])
+    [(24, 1)]
+    """
+    merged: list[tuple[int, int]] = []
+    for n, stride in dims:
+        if n == 1:
+            continue
+        if merged and merged[-1][1] == n * stride:
+            merged[-1] = (merged[-1][0] * n, stride)
+        else:
+            merged.append((n, stride))
+    return merged
+
+
+def dense(shape: Sequence[int]) -> Dims:
+    """Returns the axes of an array without gaps.
+
+    >>> dense((2, 3))
+    ((2, 3), (3, 1))
+    """
+    return tuple(_strided(shape, 1))
+
+
+def _strided(shape: Sequence[int], stride: int) -> list[tuple[int, int]]:
+    """Returns axes without gaps between them, where the last one has a stride."""
+    dims = []
+    for n in reversed(shape):
+        dims.append((n, stride))
+        stride *= n
+    return dims[::-1]
+
+
+def sliced_size(start: int, end: int, step: int) -> int:
+    return -(-(end - start) // step)
 
 
 @dataclass(frozen=True)
@@ -17,7 +193,7 @@ class Uniform:
     shape: tuple[int, ...] = ()
 
 
-NativeOperand = Any  # View | Uniform
+NativeOperand = View | Uniform
 
 
 @dataclass(eq=False)
@@ -44,8 +220,20 @@ class Operation:
 
     @property
     def width(self) -> int:
-        return math.prod(n for a, n in enumerate(self.out.shape) if a != self.axis)
+        """The elements of a row of the result."""
+        return elements_of(without(self.out.dims, self.axis))
 
     @property
     def views(self) -> list[View]:
         return [v for v in self.operands if isinstance(v, View)]
+
+    @property
+    def depth(self) -> int:
+        """Of a product: the elements that it adds up."""
+        assert self.matrix is not None
+        return self.matrix.dims[0][0]
+
+
+def elements_of(dims: Iterable[tuple[int, int]]) -> int:
+    """Returns the number of elements of axes."""
+    return math.prod(n for n, _ in dims)

@@ -1,13 +1,21 @@
 """A loop as the program of the kernel: what runs in it, and what is computed before and after it.
 
+The kernel cannot run every equation. An equation that it cannot run, and that does not read the carry, is hoisted: it is
+computed for all steps before the call. One that does not lead to the carry is sunk: it is computed for all steps after it.
+
+    xs ─ hoisted equations ─► the kernel, which carries ─ sunk equations ─► ys
+
+What the kernel can run depends on how arrays lie in memory, and only the encoder knows that. So the step is encoded until
+it raises `Unsupported` for an equation; this equation moves, and the smaller step is encoded again.
+`passes/split_loop.py` splits a loop, too, but by what pays to move, and it was asked before.
+
 Shapes: N rows, T time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +26,8 @@ from jrnn.loops.ir import Loop, Unsupported
 from jrnn.loops.kernels.native.encoder import CallEncoder
 from jrnn.loops.kernels.native.operations import Operation
 
-_LONGEST = 2000  # equations of a step
+MAX_EQUATIONS = 2000  # of a step
+_FLOATS = (jnp.float32, jnp.float64, jnp.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -27,11 +36,11 @@ class KernelProgram:
 
     Attributes:
         loop: the whole loop.
-        core: what the kernel runs.
+        residual: the loop that the kernel runs.
         constant_eqns: equations of constants, which are evaluated before the call.
         hoisted_eqns: equations that the kernel cannot run and that do not read the carry: for all steps, before the call.
-        sunk_eqns: those that only outputs need: for all steps, after the call.
-        constants: those that the kernel reads; they may be results of `constant_eqns`.
+        sunk_eqns: equations that only outputs need: for all steps, after the call.
+        constants: the constants that the kernel reads; they may be results of `constant_eqns`.
         dtype: the type that it computes with.
         rows: N.
         encoded, literals: what the kernel gets.
@@ -39,16 +48,21 @@ class KernelProgram:
     """
 
     loop: Loop
-    core: Loop
-    constant_eqns: tuple[Any, ...]
-    hoisted_eqns: tuple[Any, ...]
-    sunk_eqns: tuple[Any, ...]
+    residual: Loop
+    constant_eqns: tuple[Eqn, ...]
+    hoisted_eqns: tuple[Eqn, ...]
+    sunk_eqns: tuple[Eqn, ...]
     constants: tuple[Var, ...]
-    dtype: Any
+    dtype: np.dtype
     rows: int
     encoded: np.ndarray
     literals: np.ndarray
     stages: tuple[tuple[Operation, ...], ...]
+
+    @property
+    def products(self) -> list[Operation]:
+        """The products of a step."""
+        return [o for stage in self.stages for o in stage if o.matrix is not None]
 
 
 def program_of(loop: Loop) -> KernelProgram:
@@ -60,124 +74,158 @@ def program_of(loop: Loop) -> KernelProgram:
     for eqn in loop.eqns:
         if eqn.effects:
             raise Unsupported(f"{eqn.primitive.name} has side effects")
-    eqns = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))[0]
-    if len(eqns) > _LONGEST:
+    eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
+    if len(eqns) > MAX_EQUATIONS:
         raise Unsupported(
-            f"the step has {len(eqns)} equations, more than the {_LONGEST} of a kernel"
+            f"the step has {len(eqns)} equations, more than the {MAX_EQUATIONS} of a kernel"
         )
-    moving = jaxprs.depends(eqns, (*loop.carry, *loop.xs))
-    fixed = [e for e in eqns if moving.isdisjoint(e.outvars)]
-    views = transposed_matrices(fixed, loop)
-    constant_eqns = tuple(e for e in fixed if e not in views)
-    eqns = [*views, *(e for e in eqns if not moving.isdisjoint(e.outvars))]
-    sizes = {v.aval.shape[0] if v.aval.shape else 1 for v in loop.carry}
-    hypotheses = [*(n for n in sizes if len(sizes) == 1 and jaxprs.is_known(n) and n > 1), 1]
-    for rows in hypotheses:
+
+    varying = jaxprs.depends(eqns, (*loop.carry, *loop.xs))
+    const_eqns = [e for e in eqns if varying.isdisjoint(e.outvars)]
+    transposes = transposed_matrices(const_eqns, loop)
+    split = KernelSplit(
+        loop=loop,
+        eqns=[*transposes, *(e for e in eqns if not varying.isdisjoint(e.outvars))],
+        constant_eqns=tuple(e for e in const_eqns if e not in transposes),
+    )
+
+    # The rows are the first axis of all carries, or else there is one row.
+    if _has_rows(loop):
         try:
-            return _with_rows(loop, constant_eqns, eqns, rows)
+            return split.program(loop.carry[0].aval.shape[0])
         except Unsupported:
-            if rows == hypotheses[-1] or len(loop.carry[0].aval.shape) > 1:
+            if len(loop.carry[0].aval.shape) > 1:
                 raise
-    raise AssertionError
+    return split.program(1)
+
+
+def _has_rows(loop: Loop) -> bool:
+    """Returns True if all carries have a first axis of one size, which is more than 1."""
+    sizes = {v.aval.shape[0] if v.aval.shape else 1 for v in loop.carry}
+    size = sizes.pop()
+    return not sizes and jaxprs.is_known(size) and size > 1
 
 
 def transposed_matrices(eqns: Sequence[Eqn], loop: Loop) -> list[Eqn]:
     """Returns the transpositions whose results only products of a loop read: the kernel packs a matrix either way."""
-    transposes = [e for e in eqns if e.primitive.name == "transpose"]
-    readers = (e for e in (*eqns, *loop.eqns) if e.primitive.name != "dot_general")
-    others = {*(v for e in readers for v in jaxprs.inputs(e)), *jaxprs.variables(loop.outputs)}
-    products = {
-        v for e in loop.eqns if e.primitive.name == "dot_general" for v in jaxprs.inputs(e)
-    } - others
-    return [e for e in transposes if e.outvars[0] in products]
-
-
-def _with_rows(
-    loop: Loop, constant_eqns: tuple[Any, ...], eqns: Sequence[Eqn], rows: int
-) -> KernelProgram:
-    """Moves what the kernel cannot run out of the loop, as long as there is something."""
-    from_carry = jaxprs.depends(eqns, loop.carry)
-    to_carry = {id(e) for e in jaxprs.needed(eqns, loop.carry_out, {*loop.inputs})[0]}
-    hoisted_vars: set[Var] = set()  # computed before the loop
-    sunk_vars: set[Var] = set()  # computed after it
-    while True:
-        core, hoisted_eqns, sunk_eqns = _parts(loop, eqns, hoisted_vars, sunk_vars)
-        moving = {*core.carry, *core.xs, *(v for e in core.eqns for v in e.outvars)}
-        ends = [*jaxprs.free_variables(core.eqns), *jaxprs.variables(core.outputs)]
-        constants = tuple(dict.fromkeys(v for v in ends if v not in moving))
-        try:
-            encoder = CallEncoder(core, constants, rows, _dtype(core, constants))
-            return KernelProgram(
-                loop,
-                core,
-                constant_eqns,
-                hoisted_eqns,
-                sunk_eqns,
-                constants,
-                encoder.dtype,
-                rows,
-                *encoder.result(),
-            )
-        except Unsupported as why:
-            if why.eqn is None:
-                raise
-            movable = primitives.is_movable(why.eqn)
-            if movable and not any(v in from_carry for v in why.eqn.outvars):
-                hoisted_vars.update(why.eqn.outvars)
-            elif movable and id(why.eqn) not in to_carry:
-                sunk_vars.update(why.eqn.outvars)
-            else:
-                raise
-
-
-def _parts(
-    loop: Loop, eqns: Sequence[Eqn], hoisted_vars: set[Var], sunk_vars: set[Var]
-) -> tuple[Loop, tuple, tuple]:
-    """Returns the loop without some values, and the equations that compute them before and after it."""
-    sunk = jaxprs.depends(eqns, sunk_vars)
-    sunk_eqns = tuple(e for e in eqns if any(v in sunk for v in e.outvars))
-    inner = [e for e in eqns if not any(v in sunk for v in e.outvars)]
-    computed = {v for e in inner for v in e.outvars} | set(loop.carry)
-    ys = [y for y in loop.ys if not jaxprs.is_in(y, sunk)]
-    ys += [v for v in jaxprs.free_variables(sunk_eqns) if v in computed and v not in hoisted_vars]
-    core_ys = list(dict.fromkeys(jaxprs.variables(ys))) + [y for y in ys if jaxprs.is_literal(y)]
-    available = {*loop.inputs, *hoisted_vars}
-    body, _ = jaxprs.needed(inner, [*loop.carry_out, *core_ys], available)
-    read = {
-        *jaxprs.free_variables(body),
-        *jaxprs.variables(loop.carry_out),
-        *jaxprs.variables(core_ys),
-    }
-    xs = tuple(
-        v
-        for v in (*loop.xs, *(v for e in eqns for v in e.outvars if v in hoisted_vars))
-        if v in read
-    )
-    read_after = {v for v in jaxprs.free_variables(sunk_eqns) if v in hoisted_vars}
-    hoisted_eqns, _ = jaxprs.needed(
-        eqns, [v for v in hoisted_vars if v in read or v in read_after], set(loop.inputs)
-    )
-    return replace(loop, eqns=tuple(body), xs=xs, ys=tuple(core_ys)), tuple(hoisted_eqns), sunk_eqns
-
-
-def _dtype(loop: Loop, constants: Sequence[Var]) -> Any:
+    read_by_products: set[Var] = set()
+    read_by_others = set(jaxprs.variables(loop.outputs))
     for eqn in loop.eqns:
+        if eqn.primitive.name == "dot_general":
+            read_by_products.update(jaxprs.inputs(eqn))
+    for eqn in (*eqns, *loop.eqns):
+        if eqn.primitive.name != "dot_general":
+            read_by_others.update(jaxprs.inputs(eqn))
+    matrices = read_by_products - read_by_others
+    transposes = [e for e in eqns if e.primitive.name == "transpose"]
+    return [e for e in transposes if e.outvars[0] in matrices]
+
+
+@dataclass(frozen=True)
+class KernelSplit:
+    """A step whose equations move out of the loop until the kernel can run the rest.
+
+    Attributes:
+        loop: the whole loop.
+        eqns: the equations of a step, without `constant_eqns`.
+        constant_eqns: equations of constants.
+    """
+
+    loop: Loop
+    eqns: Sequence[Eqn]
+    constant_eqns: tuple[Eqn, ...]
+
+    def program(self, rows: int) -> KernelProgram:
+        """Returns the program for N rows. Raises `Unsupported` if an equation must stay that the kernel cannot run."""
+        on_carry = jaxprs.depends(self.eqns, self.loop.carry)
+        leading, _ = jaxprs.needed(self.eqns, self.loop.carry_out, set(self.loop.inputs))
+        to_carry = set(jaxprs.results(leading))
+        hoisted: set[Var] = set()
+        sunk: set[Var] = set()
+        while True:
+            try:
+                return self._encoded(rows, hoisted, jaxprs.depends(self.eqns, sunk))
+            except Unsupported as why:
+                if why.eqn is None:
+                    raise
+                results = why.eqn.outvars
+                if not primitives.is_movable(why.eqn):
+                    raise
+                if on_carry.isdisjoint(results):
+                    hoisted.update(results)
+                elif to_carry.isdisjoint(results):
+                    sunk.update(results)
+                else:
+                    raise
+
+    def _encoded(self, rows: int, hoisted: set[Var], sunk: set[Var]) -> KernelProgram:
+        """Returns the program without the values that are computed before and after the loop."""
+        loop = self.loop
+        eqns = self.eqns
+        sunk_eqns = [e for e in eqns if not sunk.isdisjoint(e.outvars)]
+        read_after = jaxprs.free_variables(sunk_eqns)
+
+        # The kernel writes outputs, and what equations after it read.
+        inner = [e for e in eqns if sunk.isdisjoint(e.outvars)]
+        in_kernel = {*loop.carry, *jaxprs.results(inner)} - hoisted
+        outs = [y for y in jaxprs.variables(loop.ys) if y not in sunk]
+        outs += [v for v in read_after if v in in_kernel]
+        ys = tuple(dict.fromkeys(outs))
+        targets = [*loop.carry_out, *ys]
+        body, _ = jaxprs.needed(inner, targets, {*loop.inputs, *hoisted})
+
+        # It reads inputs, and what equations before it compute.
+        read = {*jaxprs.free_variables(body), *jaxprs.variables(targets)}
+        available = [*loop.xs, *(v for v in jaxprs.results(eqns) if v in hoisted)]
+        xs = tuple(v for v in available if v in read)
+        wanted = hoisted.intersection(read.union(read_after))
+        hoisted_eqns, _ = jaxprs.needed(eqns, wanted, set(loop.inputs))
+
+        residual = replace(loop, eqns=tuple(body), xs=xs, ys=ys)
+        constants = _constants(residual)
+        dtype = _dtype(residual, constants)
+        encoder = CallEncoder(residual, constants, rows, dtype)
+        encoded, literals, stages = encoder.result()
+        return KernelProgram(
+            loop=loop,
+            residual=residual,
+            constant_eqns=self.constant_eqns,
+            hoisted_eqns=tuple(hoisted_eqns),
+            sunk_eqns=tuple(sunk_eqns),
+            constants=constants,
+            dtype=dtype,
+            rows=rows,
+            encoded=encoded,
+            literals=literals,
+            stages=stages,
+        )
+
+
+def _constants(residual: Loop) -> tuple[Var, ...]:
+    """Returns what the kernel reads besides carries and inputs."""
+    varying = {*residual.carry, *residual.xs, *jaxprs.results(residual.eqns)}
+    read = [*jaxprs.free_variables(residual.eqns), *jaxprs.variables(residual.outputs)]
+    return tuple(dict.fromkeys(v for v in read if v not in varying))
+
+
+def _dtype(residual: Loop, constants: Collection[Var]) -> np.dtype:
+    """Returns the type that the kernel computes with."""
+    known = (jnp.bool_, *_FLOATS)
+    for eqn in residual.eqns:
         for v in (*eqn.outvars, *jaxprs.inputs(eqn)):
-            if v.aval.dtype not in (jnp.bool_, jnp.float32, jnp.float64, jnp.bfloat16):
+            if v.aval.dtype not in known:
                 raise Unsupported(f"the kernel has no {v.aval.dtype}", eqn)
             if not all(map(jaxprs.is_known, v.aval.shape)) or 0 in v.aval.shape:
                 raise Unsupported(f"a value of the step has the shape {list(v.aval.shape)}")
-    atoms = [
-        *constants,
-        *loop.carry,
-        *loop.xs,
-        *jaxprs.variables(loop.outputs),
-        *(v for e in loop.eqns for v in e.outvars),
-    ]
-    dtypes = {v.aval.dtype for v in atoms} - {jnp.dtype(jnp.bool_)}
+
+    values = [*constants, *residual.carry, *residual.xs, *jaxprs.variables(residual.outputs)]
+    dtypes = {v.aval.dtype for v in (*values, *jaxprs.results(residual.eqns))}
+    dtypes.discard(jnp.dtype(jnp.bool_))
     for dtype in dtypes:
-        if dtype not in (jnp.float32, jnp.float64, jnp.bfloat16):
+        if dtype not in _FLOATS:
             raise Unsupported(f"the kernel has no {dtype}")
-    if jnp.dtype(jnp.float64) in dtypes and len(dtypes) > 1:
+    if jnp.dtype(jnp.float64) not in dtypes:
+        return jnp.dtype(jnp.float32)
+    if len(dtypes) > 1:
         raise Unsupported(f"the step computes with {' and '.join(sorted(map(str, dtypes)))}")
-    return jnp.dtype(jnp.float64 if jnp.dtype(jnp.float64) in dtypes else jnp.float32)
+    return jnp.dtype(jnp.float64)

@@ -1,35 +1,48 @@
-"""A loop as one call of the kernel for CPUs.
+"""Calls of the kernel for CPUs: a loop, and contractions over time such as the gradients of weights; what a call costs.
 
-Shapes: N rows, T time.
+Shapes: N rows, T time. Of a contraction: R rows of all steps, M and W columns of two stacked arrays.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs.jax_internals import mesh_axes_type
 from jrnn.loops.costs import estimates
+from jrnn.loops.costs.constants import NATIVE_KERNEL
 from jrnn.loops.costs.estimates import Estimate, Estimator
 from jrnn.loops.costs.machines import Machine
 from jrnn.loops.ir import Loop, Results, Unsupported
 from jrnn.loops.ir.description import Description, described
-from jrnn.loops.kernels.native import estimate as costs
 from jrnn.loops.kernels.native import library
+from jrnn.loops.kernels.native.operations import Operation, View, elements_of, without
 from jrnn.loops.kernels.native.program import KernelProgram, program_of, transposed_matrices
-from jrnn.loops.kernels.native.sums import contract
 from jrnn.loops.passes.split_loop import SplitLoop, over_time
-from jrnn.loops.passes.sums import Contract
+from jrnn.loops.passes.sums import Contract, ContractedAxes, dot_smaller_first
 
-_ROWS = 2  # the fewest rows of a thread
-_WORK = 3e6  # the fewest floating-point operations of a thread, about 50 microseconds
+_MIN_ROWS = 2  # of a thread
+_MIN_FLOPS = 3e6  # of a thread: about 50 microseconds
+
+_FUNCTIONS = frozenset(("exp", "expm1", "log", "log1p", "logistic", "tanh"))
+_SCALAR_FUNCTIONS = frozenset(("cos", "erf", "sin"))  # without vector instructions
+_REDUCTIONS = frozenset(("reduce_min", "reduce_max", "reduce_sum"))
+# Bytes of the columns that a product computes, even if it needs few, by the set of instructions.
+_PANEL_BYTES = {"avx512": 256, "avx2": 64, "base": 32}
+
+# Contractions over time for which XLA's product is as fast as a call.
+_MIN_CONTRACTION_FLOPS = 1e6
+_MIN_COLUMNS = 16  # with fewer columns most of a vector would be empty
+_MIN_PART_COLUMNS = 64  # narrower stacked arrays would leave panels empty, and are joined
 
 
 @dataclass(frozen=True)
@@ -41,26 +54,24 @@ class Native:
     threads: int | None = None
 
     def run(
-        self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
+        self, consts: Sequence[Array], init: Sequence[Array], xs: Sequence[Array], length: Any
     ) -> Results:
         program = self.program
-        loop = self.program.loop
-        core = self.program.core
+        loop = program.loop
+        residual = program.residual
         assert length == loop.length
         env = jaxprs.evaluate(program.constant_eqns, dict(zip(loop.consts, consts)))
         stacked = dict(zip(loop.xs, xs))
-        computed = {v for e in program.hoisted_eqns for v in e.outvars}
-        over_time(program.hoisted_eqns, [*computed], env, stacked)
-        operands = [
-            *(env[v] for v in program.constants),
-            *(jnp.asarray(v).astype(program.dtype) for v in init),
-            *(stacked[v] for v in core.xs),
-        ]
+        over_time(program.hoisted_eqns, jaxprs.results(program.hoisted_eqns), env, stacked)
+
+        operands = [env[v] for v in program.constants]
+        operands += [jnp.asarray(v).astype(program.dtype) for v in init]
+        operands += [stacked[v] for v in residual.xs]
         # Inside `jax.shard_map`, types have the mesh axes over which a value varies. The results vary as the operands do.
         axes = mesh_axes_type(*operands)
         typed = functools.partial(jax.ShapeDtypeStruct, manual_axis_type=axes)
-        types = [typed(v.aval.shape, program.dtype) for v in core.carry]
-        types += [typed((length, *y.aval.shape), y.aval.dtype) for y in core.ys]
+        types = [typed(v.aval.shape, program.dtype) for v in residual.carry]
+        types += [typed((length, *y.aval.shape), y.aval.dtype) for y in residual.ys]
         out = jax.ffi.ffi_call(library.TARGET, types)(
             *operands,
             program=program.encoded,
@@ -68,25 +79,22 @@ class Native:
             level=np.int64(self.level),
             threads=np.int64(self.threads or self.useful_threads()),
         )
-        last = [value.astype(v.aval.dtype) for value, v in zip(out, core.carry)]
-        stacked.update(
-            (y, value) for y, value in zip(core.ys, out[len(last) :]) if not jaxprs.is_literal(y)
-        )
-        over_time(
-            program.sunk_eqns, [v for e in program.sunk_eqns for v in e.outvars], env, stacked
-        )
+
+        last = [value.astype(v.aval.dtype) for value, v in zip(out, residual.carry)]
+        stacked.update(zip(residual.ys, out[len(last) :]))
+        over_time(program.sunk_eqns, jaxprs.results(program.sunk_eqns), env, stacked)
         return last, [jaxprs.stack(y, env, stacked, length) for y in loop.ys]
 
     def useful_threads(self) -> int:
-        return max(
-            1, min(self.program.rows // _ROWS, int(self.flops * self.program.loop.length / _WORK))
-        )
+        """Returns the most threads that all have enough rows and work."""
+        by_work = int(self.flops * self.program.loop.length / _MIN_FLOPS)
+        return max(1, min(self.program.rows // _MIN_ROWS, by_work))
 
     def is_worth_a_call(self, machine: Machine) -> bool:
         """Returns False for one row and small matrices: XLA computes such products in the kernel of the loop."""
-        return (
-            self.program.rows > 1 or costs.matrix_bytes(self.program) > machine.core_cache_bytes / 8
-        )
+        if self.program.rows > 1:
+            return True
+        return _matrix_bytes(self.program.products, self.program) > machine.core_cache_bytes / 8
 
     def estimate(self, estimator: Estimator) -> Estimate:
         """Returns the estimate of the loop.
@@ -95,53 +103,51 @@ class Native:
         something. Packed matrices and the values of one step are not counted.
         """
         program = self.program
-        loop = self.program.loop
+        loop = program.loop
+        residual = program.residual
         machine = estimator.machine
-        inside = estimator.part(
-            [e for e in loop.eqns if not estimator.moving.isdisjoint(e.outvars)], loop.outputs
-        )
+        varying_eqns = [e for e in loop.eqns if not estimator.moving.isdisjoint(e.outvars)]
+        inside = estimator.part(varying_eqns, loop.outputs)
         stacks_seconds = {"stacks": estimator.trips(loop, inside)["stacks"]}
-        others = {*loop.xs, *jaxprs.variables(loop.ys)}
-        hoisted = [v for v in program.core.xs if v not in others]
-        sunk = [v for v in jaxprs.variables(loop.ys) if v not in program.core.ys]
-        bulk = [
-            estimator.part(e, outs, all_steps=True)
-            for e, outs in ((program.hoisted_eqns, hoisted), (program.sunk_eqns, sunk))
-        ]
-        stacks = estimator.sizes({*hoisted, *jaxprs.variables(program.core.ys)} - others)
-        size = loop.length * (stacks + max(part.peak_bytes for part in bulk))
-        moved = machine.writing(loop.length * stacks, size) + machine.reading(
-            loop.length * stacks, size
+
+        # What is computed for all steps before and after the call, and the arrays that are stacked only for that.
+        ys = jaxprs.variables(loop.ys)
+        hoisted = [v for v in residual.xs if v not in (*loop.xs, *ys)]
+        sunk = [v for v in ys if v not in residual.ys]
+        before = estimator.part(program.hoisted_eqns, hoisted, all_steps=True)
+        after = estimator.part(program.sunk_eqns, sunk, all_steps=True)
+        stacked = {*hoisted, *residual.ys}.difference(loop.xs, ys)
+        stack_bytes = loop.length * estimator.sizes(stacked)
+        size = stack_bytes + loop.length * max(before.peak_bytes, after.peak_bytes)
+        moving_seconds = machine.writing(stack_bytes, size) + machine.reading(stack_bytes, size)
+
+        kernel = _kernel_seconds(program, machine, library.loaded().instruction_sets[self.level])
+        kernel["stacks"] = moving_seconds
+        seconds = estimates.total(
+            stacks_seconds,
+            kernel,
+            before.terms(machine, loop.length, size, 1),
+            after.terms(machine, loop.length, size, 1),
         )
-        terms = [part.terms(machine, loop.length, size, 1) for part in bulk]
-        kernel_terms = {
-            **costs.terms(program, machine, library.loaded().instruction_sets[self.level]),
-            "stacks": moved,
-        }
-        return estimates.estimate(
-            estimates.total(stacks_seconds, kernel_terms, *terms), inside.peak_bytes + size
-        )
+        return estimates.estimate(seconds, inside.peak_bytes + size)
 
     @property
     def flops(self) -> int:
         """Floating-point operations of the products of a step."""
-        products = (o for stage in self.program.stages for o in stage if o.matrix is not None)
-        return sum(2 * self.program.rows * o.width * o.matrix.dims[0][0] for o in products)
+        return sum(2 * self.program.rows * o.width * o.depth for o in self.program.products)
 
     def describe(self) -> Description:
         return described(self.program.loop, str(self))
 
     def __str__(self) -> str:
-        products = sum(o.kind == "product" for stage in self.program.stages for o in stage)
+        stages = len(self.program.stages)
+        products = len(self.program.products)
         sets = library.loaded().instruction_sets[self.level]
         rows = self.program.rows
         shared = f"{rows} batch rows on up to {self.useful_threads()} threads"
         if rows == 1:
             shared = "one batch row, so one thread and products of a matrix and a vector"
-        return (
-            f"one call of the kernel for CPUs ({sets}): {len(self.program.stages)} stages and {products} products a step, "
-            f"{shared}"
-        )
+        return f"one call of the kernel for CPUs ({sets}): {stages} stages and {products} products a step, {shared}"
 
 
 def native_node(loop: Loop) -> Native:
@@ -153,19 +159,145 @@ def native_node(loop: Loop) -> Native:
 
 
 def split_for_kernel(split: Callable[[Contract], SplitLoop]) -> tuple[SplitLoop, Native]:
-    """Returns a loop in parts whose sums over time are the kernel's too, and the runner of the core."""
+    """Returns a loop in parts whose sums over time are the kernel's too, and the runner of the loop that remains.
+
+    Transposed constants return into the loop, where they cost nothing: the kernel packs a matrix either way.
+    """
     split_loop = split(contract)
-    core = split_loop.residual
-    transposes = transposed_matrices(
-        split_loop.constant_eqns, core
-    )  # in the loop, where they cost nothing
-    transposed = {e.outvars[0] for e in transposes}
-    consts = tuple(
-        dict.fromkeys(
-            v for v in (*core.consts, *(e.invars[0] for e in transposes)) if v not in transposed
-        )
+    residual = split_loop.residual
+    transposes = transposed_matrices(split_loop.constant_eqns, residual)
+    transposed = jaxprs.results(transposes)
+    read = [*residual.consts, *(e.invars[0] for e in transposes)]
+    consts = tuple(dict.fromkeys(v for v in read if v not in transposed))
+    residual = replace(residual, consts=consts, eqns=(*transposes, *residual.eqns))
+    return replace(split_loop, residual=residual), native_node(residual)
+
+
+# Contractions over time ------------------------------------------------------------------------------
+
+
+def contract(
+    lhs: Array | list[Array],
+    rhs: Array | list[Array],
+    axes: ContractedAxes,
+    precision: Any,
+    preferred_element_type: Any,
+) -> Array:
+    """Contracts the leading axes of two stacked arrays by the kernel; other contractions are left to `dot_smaller_first`.
+
+    XLA:CPU copies one of the arrays, transposed, before such a product, and reaches two thirds of the rate.
+    A list of arrays stands for their concatenation along the last axis, the only one that is not contracted.
+    """
+    if isinstance(lhs, list):
+        if isinstance(rhs, list):
+            rhs = jnp.concatenate(rhs, -1)
+        exchanged = precision[::-1] if isinstance(precision, tuple) else precision
+        result = contract(rhs, lhs, axes[::-1], exchanged, preferred_element_type)
+        return jnp.moveaxis(result, -1, 0)
+
+    parts = rhs if isinstance(rhs, list) else [rhs]
+    if len(parts) > 1 and parts[0].shape[-1] < _MIN_PART_COLUMNS:
+        parts = [jnp.concatenate(parts, -1)]
+    count = len(axes[0])
+    rows = math.prod(lhs.shape[:count])
+    lhs_columns = math.prod(lhs.shape[count:])
+    part_columns = math.prod(parts[0].shape[count:])
+    flops = 2 * rows * lhs_columns * part_columns * len(parts)
+    leading = tuple(range(count))
+    dtype = jnp.dtype(lhs.dtype)
+    is_for_kernel = (
+        tuple(axes[0]) == tuple(axes[1]) == leading
+        and jnp.dtype(parts[0].dtype) == dtype
+        and jnp.dtype(preferred_element_type or dtype) == dtype
+        and dtype in (jnp.float32, jnp.float64)
+        and min(lhs_columns, part_columns) >= _MIN_COLUMNS
+        and flops >= _MIN_CONTRACTION_FLOPS
     )
-    split_loop = replace(
-        split_loop, residual=replace(core, consts=consts, eqns=(*transposes, *core.eqns))
+    if not is_for_kernel:
+        rhs = parts[0] if len(parts) == 1 else jnp.concatenate(parts, -1)
+        return dot_smaller_first(lhs, rhs, axes, precision, preferred_element_type)
+
+    operands = [lhs.reshape(rows, lhs_columns)]
+    operands += [part.reshape(rows, part_columns) for part in parts]
+    out = jax.ShapeDtypeStruct(
+        shape=(lhs_columns, part_columns * len(parts)),
+        dtype=dtype,
+        manual_axis_type=mesh_axes_type(*operands),
     )
-    return split_loop, native_node(split_loop.residual)
+    threads = max(1, flops // _MIN_FLOPS)
+    call = jax.ffi.ffi_call(library.SUM, out)
+    product = call(*operands, level=np.int64(0), threads=np.int64(threads))
+    return product.reshape(*lhs.shape[count:], *parts[0].shape[count:-1], -1)
+
+
+# Costs -----------------------------------------------------------------------------------------------
+
+
+def _kernel_seconds(
+    program: KernelProgram, machine: Machine, instruction_set: str
+) -> dict[str, float]:
+    """Returns the time of all steps on one core, by the names of `costs/estimates.py`.
+
+    Its constants are `costs.constants.NativeKernelCosts`.
+    """
+    costs = NATIVE_KERNEL
+    itemsize = program.dtype.itemsize
+    wide = itemsize / 4
+    steps = program.loop.length
+    others = [o for stage in program.stages for o in stage if o.matrix is None]
+
+    # Products, and the reading of their matrices.
+    size = _matrix_bytes(program.products, program)
+    panel = _PANEL_BYTES[instruction_set] // itemsize if program.rows > 1 else 1
+    flops = 0
+    partial_panels = 0
+    for product in program.products:
+        width = -(-product.width // panel) * panel
+        flops += 2 * program.rows * width * product.depth
+        partial_panels += width > product.width
+    computing = flops * wide / (costs.product_speedup * machine.product_rate)
+    reading = size / machine.cache_rate
+    if size > costs.far_caches * machine.core_cache_bytes:
+        products = computing + reading
+    else:
+        products = max(computing, reading)
+
+    # Stages, instructions and rows.
+    reductions = sum(o.kind in _REDUCTIONS for o in others)
+    kernels = costs.stage_kernels * len(program.stages) + costs.instruction_kernels * len(others)
+    kernels += costs.row_kernels * program.rows * (partial_panels + reductions)
+
+    # Elements, and the matrices that are packed once: one row reads a matrix as it is, if its columns are contiguous.
+    elements = sum(_seconds_of_element(o, machine) * _read_width(o) for o in others)
+    unpacked = []
+    if program.rows == 1:
+        unpacked = [o for o in program.products if o.matrix.dims[1][1] == 1]
+    packed_bytes = size - _matrix_bytes(unpacked, program)
+    return {
+        "products": steps * products,
+        "elements": steps * elements * program.rows * wide,
+        "calls": (costs.call_kernels + steps * kernels) * machine.kernel,
+        "packing": costs.packing_per_read * packed_bytes / machine.read_rate,
+    }
+
+
+def _matrix_bytes(products: Iterable[Operation], program: KernelProgram) -> int:
+    """Returns the bytes of the matrices of products, each once."""
+    sizes = {(o.matrix.array, o.matrix.offset): o.width * o.depth for o in products}
+    return sum(sizes.values()) * program.dtype.itemsize
+
+
+def _read_width(o: Operation) -> int:
+    """Returns the elements of a row that an operation computes, or reads if it reduces them."""
+    read = o.operands[0]
+    if o.is_elementwise or not isinstance(read, View):
+        return o.width
+    return elements_of(without(read.dims, read.row))
+
+
+def _seconds_of_element(o: Operation, machine: Machine) -> float:
+    if o.kind in _FUNCTIONS:
+        return NATIVE_KERNEL.function_per_xla * machine.function
+    if o.kind in _SCALAR_FUNCTIONS:
+        return NATIVE_KERNEL.scalar_function_per_xla * machine.function
+    return NATIVE_KERNEL.element_per_xla * machine.element

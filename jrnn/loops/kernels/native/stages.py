@@ -1,7 +1,15 @@
 """The order in which a kernel runs the operations of a step: stages.
 
-A stage is one product, reduction or move, or as much elementwise work on rows of one width as is ready. Products come first,
-so that the elementwise stages are few and large.
+A stage is one product, reduction or move, or as much elementwise work on rows of one width as is ready. Each stage passes
+over all rows, and reads and writes memory; inside an elementwise stage values stay in registers. So stages should be few
+and large. Products come first, because more elementwise work is ready after them.
+
+    h ──► product ─► + ─► tanh ─► *          stages: product, [+ tanh]
+    x ──► product ─┘        s ────┘
+
+This is list scheduling (Graham, "Bounds on multiprocessing timing anomalies", 1969): an operation whose operands are there
+waits in a queue, ordered by its position in the step. Two operations share a stage only if the later one reads what the
+earlier one wrote at the same positions: a row is complete only at the end of its stage.
 """
 
 from __future__ import annotations
@@ -9,67 +17,80 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
-from jrnn.loops.kernels.native.operations import Operation
-from jrnn.loops.kernels.native.views import Array, View, collapsed
+from jrnn.loops.kernels.native.operations import Array, Operation, View, collapsed
+
+# Products that start from another value --------------------------------------------------------------
 
 
 def fuse_additions(operations: Sequence[Operation]) -> list[Operation]:
     """Returns the operations, where a product that is only added to another value starts from that value."""
-    uses: Counter[Array] = Counter(a for o in operations for v in o.views for a in (v.array,))
-    writers = _writers(operations)
-    dropped: set[Operation] = set()
+    return _Additions(operations).fused(operations)
 
-    def product_of(view: View) -> Operation | None:
+
+class _Additions:
+    """Turns `a @ w + b` into a product that accumulates on b."""
+
+    def __init__(self, operations: Sequence[Operation]):
+        self._writers = _writers(operations)
+        self._reads: Counter[Array] = Counter()
+        self._dropped: set[Operation] = set()
+        for operation in operations:
+            self._reads.update(view.array for view in operation.views)
+
+    def fused(self, operations: Sequence[Operation]) -> list[Operation]:
+        for operation in operations:
+            if operation.kind == "add" and len(operation.views) == 2:
+                first, second = operation.views
+                if not self._fuse(operation, second, first):
+                    self._fuse(operation, first, second)
+        return [o for o in operations if o not in self._dropped]
+
+    def _fuse(self, addition: Operation, value: View, other: View) -> bool:
+        """Drops an addition if `value` is a product that can start from `other`. Returns whether it did."""
+        product = self._product_of(value)
+        axis = addition.axis
+        if product is None or (product.axis is None) != (axis is None):
+            return False
+        if value.array is other.array or value.row != axis:
+            return False
+        rows = 1 if axis is None else addition.out.shape[axis]
+        if not self._start_from(product, other, axis, rows):
+            return False
+
+        self._writers[addition.out.array] = [product]
+        product.out = _as_rows(addition.out, axis, product.width, row=product.axis)
+        self._dropped.add(addition)
+        return True
+
+    def _product_of(self, view: View) -> Operation | None:
         """Returns the product that computes all of a value, if the value is read once."""
-        makers = [o for o in writers[view.array] if o not in dropped]
-        if (
-            len(makers) != 1
-            or makers[0].kind != "product"
-            or uses[view.array] != 1
-            or view.array.parent is not None
-        ):
+        array = view.array
+        makers = [o for o in self._writers[array] if o not in self._dropped]
+        if len(makers) != 1 or self._reads[array] != 1 or array.parent is not None:
             return None
-        return makers[0] if makers[0].out.is_whole and view.is_whole else None
+        is_all = makers[0].kind == "product" and makers[0].out.is_whole and view.is_whole
+        return makers[0] if is_all else None
 
-    def start_from(product: Operation, value: View, axis: int | None, rows: int) -> bool:
-        if len(product.operands) == 1:
-            inner = collapsed(value.by_rows(axis, rows)[1])
-            if value.array.dtype != "float" or inner != collapsed([(product.width, 1)]):
-                return False
-            first = [d for a, d in enumerate(value.dims) if a == axis]
-            product.operands.append(
-                View(value.array, (*first, (product.width, 1)), value.offset, _first(value, axis))
-            )
-            return True
-        before = product_of(product.operands[1])
-        return before is not None and start_from(before, value, axis, rows)
+    def _start_from(self, product: Operation, value: View, axis: int | None, rows: int) -> bool:
+        """Makes a value what a product, or the product that it starts from, starts from. Returns whether it can."""
+        if len(product.operands) > 1:
+            before = self._product_of(product.operands[1])
+            return before is not None and self._start_from(before, value, axis, rows)
 
-    for operation in operations:
-        if operation.kind != "add" or len(operation.views) != 2:
-            continue
-        for value, other in (operation.views[::-1], operation.views):
-            product = product_of(value)
-            axis = operation.axis
-            rows = operation.out.shape[axis] if axis is not None else 1
-            if (
-                product is None
-                or value.array is other.array
-                or value.row != axis
-                or (product.axis is None) != (axis is None)
-            ):
-                continue
-            if start_from(product, other, axis, rows):
-                writers[operation.out.array] = [product]
-                row = () if axis is None else (operation.out.dims[axis],)
-                product.out = View(operation.out.array, (*row, (product.width, 1)), 0, product.axis)
-                dropped.add(operation)
-                break
-    return [o for o in operations if o not in dropped]
+        inner = collapsed(value.by_rows(axis, rows)[1])
+        if value.array.dtype != "float" or inner != collapsed([(product.width, 1)]):
+            return False
+        row = 0 if value.row is not None and value.row == axis else None
+        product.operands.append(_as_rows(value, axis, product.width, row, value.offset))
+        return True
 
 
-def _first(view: View, axis: int | None) -> int | None:
-    return 0 if view.row is not None and view.row == axis else None
+def _as_rows(view: View, axis: int | None, width: int, row: int | None, offset: int = 0) -> View:
+    """Returns a view of rows of an array, [N, width]."""
+    rows = () if axis is None else (view.dims[axis],)
+    return View(view.array, (*rows, (width, 1)), offset, row)
 
 
 def _writers(operations: Sequence[Operation]) -> dict[Array, list[Operation]]:
@@ -81,53 +102,67 @@ def _writers(operations: Sequence[Operation]) -> dict[Array, list[Operation]]:
     return writers
 
 
+# Stages ----------------------------------------------------------------------------------------------
+
+
+class _Dependence(NamedTuple):
+    """An operation that another one waits for, or that waits for another one; and whether one stage may hold both."""
+
+    operation: Operation
+    may_share: bool
+
+
+_Dependences = dict[Operation, list[_Dependence]]
+
+
 def schedule(operations: Sequence[Operation], carries: Collection[Array]) -> list[list[Operation]]:
     """Returns the operations of each stage. The carries are written after all that reads them."""
-    carries = set(carries)
+    return _Scheduler(operations, _dependences(operations, set(carries))).stages()
+
+
+def _dependences(operations: Sequence[Operation], carries: set[Array]) -> _Dependences:
+    """Returns what each operation waits for."""
     writers = _writers(operations)
     readers: dict[Array, list[Operation]] = defaultdict(list)
     for operation in operations:
         for view in operation.views:
             readers[view.array].append(operation)
-    before: dict[
-        Operation, list[tuple[Operation, bool]]
-    ] = {}  # with whether one stage may hold both
+
+    dependences: _Dependences = {}
     for operation in operations:
-        needs: list[tuple[Operation, bool]] = []
+        out = operation.out
+        needs = dependences[operation] = []
+        # It reads what others write, but for the carries, whose old values it reads.
         for view in operation.views:
             if view.array not in carries:
-                for o in writers[view.array]:
-                    needs.append(
-                        (o, view.is_whole and o.out.array is view.array and o.out.is_whole)
-                    )
-        if operation.out.array in carries:
-            for reader in readers[operation.out.array]:
-                read = [v for v in reader.views if v.array is operation.out.array]
-                needs += [
-                    (reader, v.is_whole and operation.out.is_whole)
-                    for v in read
-                    if reader is not operation
-                ]
-        before[operation] = needs
-    return _Waiting(operations, before).stages()
+                for writer in writers[view.array]:
+                    written = writer.out
+                    is_same = written.array is view.array and written.is_whole
+                    needs.append(_Dependence(writer, view.is_whole and is_same))
+        # It overwrites a carry after all others have read the old value.
+        if out.array in carries:
+            for reader in readers[out.array]:
+                for view in reader.views:
+                    if view.array is out.array and reader is not operation:
+                        needs.append(_Dependence(reader, view.is_whole and out.is_whole))
+    return dependences
 
 
-class _Waiting:
-    """Operations, with how many of those that each needs are not done.
+class _Scheduler:
+    """Operations, with the number of operations that each waits for.
 
     An operation is looked at when something that it needs is done, and not for each stage again.
     """
 
-    def __init__(
-        self, operations: Sequence[Operation], before: dict[Operation, list[tuple[Operation, bool]]]
-    ):
+    def __init__(self, operations: Sequence[Operation], dependences: _Dependences):
         self._position = {operation: i for i, operation in enumerate(operations)}
-        self._missing = {operation: len(before[operation]) for operation in operations}
-        self._after: dict[Operation, list[tuple[Operation, bool]]] = defaultdict(list)
+        self._missing = {operation: len(dependences[operation]) for operation in operations}
+        self._after: _Dependences = defaultdict(list)
         for operation in operations:
-            for needed, together in before[operation]:
-                self._after[needed].append((operation, together))
-        self._calls: list[tuple[int, Operation]] = []  # that are ready; heaps, by position
+            for needed, may_share in dependences[operation]:
+                self._after[needed].append(_Dependence(operation, may_share))
+        # Heaps of the operations that are ready, by position.
+        self._calls: list[tuple[int, Operation]] = []
         self._elementwise: dict[int, list[tuple[int, Operation]]] = defaultdict(list)  # by width
         for operation in operations:
             if not self._missing[operation]:
@@ -143,12 +178,12 @@ class _Waiting:
         while count < len(self._position):
             stage = self._next_stage()
             stages.append(stage)
-            together = set(stage)
             count += len(stage)
+            in_stage = set(stage)
             for operation in stage:
                 for later, _ in self._after[operation]:
                     self._missing[later] -= 1
-                    if not self._missing[later] and later not in together:
+                    if not self._missing[later] and later not in in_stage:
                         self._add_ready(later)
         return stages
 
@@ -166,14 +201,15 @@ class _Waiting:
         """
         width = ready[0][1].width
         stage = []
-        in_stage: Counter[Operation] = Counter()  # how many that one needs are in this stage
+        done_here: Counter[Operation] = Counter()  # what each waits for, and this stage does
         while ready:
-            at, operation = heapq.heappop(ready)
+            position, operation = heapq.heappop(ready)
             stage.append(operation)
-            for later, together in self._after[operation]:
-                if not together or not later.is_elementwise or later.width != width:
+            for later, may_share in self._after[operation]:
+                if not may_share or not later.is_elementwise or later.width != width:
                     continue
-                in_stage[later] += 1
-                if in_stage[later] == self._missing[later] and self._position[later] > at:
+                done_here[later] += 1
+                is_ready = done_here[later] == self._missing[later]
+                if is_ready and self._position[later] > position:
                     heapq.heappush(ready, (self._position[later], later))
         return stage

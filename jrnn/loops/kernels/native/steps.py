@@ -21,8 +21,16 @@ from jax import lax
 from jrnn import jaxprs
 from jrnn.jaxprs import primitives
 from jrnn.loops.ir import Unsupported
-from jrnn.loops.kernels.native.operations import NativeOperand, Operation, Uniform
-from jrnn.loops.kernels.native.views import Array, Dims, View, collapsed, dense
+from jrnn.loops.kernels.native.operations import (
+    Array,
+    Dims,
+    NativeOperand,
+    Operation,
+    Uniform,
+    View,
+    collapsed,
+    dense,
+)
 
 _MOST_PRODUCTS = 64  # that one equation becomes: one for each head of a product in heads
 
