@@ -588,7 +588,7 @@ def test_a_program_does_not_leave_its_arrays():
         program.rows == N
         and sum(o.kind == "product" for stage in program.stages for o in stage) == 2
     )
-    longer = replace(program.core, length=T + 1)
+    longer = replace(program.residual, length=T + 1)
     assert programs.program_of(longer).encoded[3] == T + 1
     with pytest.raises(Unsupported, match="rows"):
         View(Array(3), ((N, 0), (3, 1)), row=0).sliced([1, 0], [N, 3], [1, 1])

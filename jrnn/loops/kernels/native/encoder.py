@@ -149,7 +149,7 @@ class CallEncoder:
             dtype = stored_dtype(y.aval)
             size = jaxprs.elements(shape)
             value = step.value(y)
-            axis = step._rows_of([value], shape)
+            axis = step.row_axis([value], shape)
             if axis is None and rows > 1:
                 raise Unsupported("an output is the same for all rows")
             # In memory, rows lie one after the other only if they are the first axis.

@@ -119,6 +119,15 @@ class View:
                 dims += _strided([shape[a] for a in new], stride)
         return replace(self, dims=tuple(dims), row=row)
 
+    def as_rows(self, axis: int | None, width: int, row: int | None, offset: int = 0) -> View:
+        """Returns a view of `width` elements of each row, where the axis `axis` of this one holds the rows."""
+        rows = () if axis is None else (self.dims[axis],)
+        return View(self.array, (*rows, (width, 1)), offset, row)
+
+    def start_at(self, indices: Iterable[int], axes: Iterable[int]) -> int:
+        """Returns where the elements at some indices of some axes begin."""
+        return self.offset + sum(i * self.dims[a][1] for i, a in zip(indices, axes))
+
     def _row_after_reshape(
         self, old: Sequence[int], new: Sequence[int], shape: Sequence[int]
     ) -> int:
@@ -161,6 +170,12 @@ def collapsed(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((n, stride))
     return merged
+
+
+def has_stride(dims: Sequence[tuple[int, int]], *strides: int) -> bool:
+    """Returns True if axes are as one, with one of some strides."""
+    joined = collapsed(dims)
+    return not joined or (len(joined) == 1 and joined[0][1] in strides)
 
 
 def dense(shape: Sequence[int]) -> Dims:

@@ -60,7 +60,7 @@ class _Additions:
             return False
 
         self._writers[addition.out.array] = [product]
-        product.out = _as_rows(addition.out, axis, product.width, row=product.axis)
+        product.out = addition.out.as_rows(axis, product.width, product.axis)
         self._dropped.add(addition)
         return True
 
@@ -83,14 +83,8 @@ class _Additions:
         if value.array.dtype != "float" or inner != collapsed([(product.width, 1)]):
             return False
         row = 0 if value.row is not None and value.row == axis else None
-        product.operands.append(_as_rows(value, axis, product.width, row, value.offset))
+        product.operands.append(value.as_rows(axis, product.width, row, value.offset))
         return True
-
-
-def _as_rows(view: View, axis: int | None, width: int, row: int | None, offset: int = 0) -> View:
-    """Returns a view of rows of an array, [N, width]."""
-    rows = () if axis is None else (view.dims[axis],)
-    return View(view.array, (*rows, (width, 1)), offset, row)
 
 
 def _writers(operations: Sequence[Operation]) -> dict[Array, list[Operation]]:
