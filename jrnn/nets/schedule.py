@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jrnn.errors import JrnnError, NetError, describe_op, near
+from jrnn.errors import JrnnError, NetError, near
 from jrnn.nets import registry
 from jrnn.nets.graph.scope import free_names
-from jrnn.nets.graph.ssa import live_ops
+from jrnn.nets.graph.ssa import live_ops, place_of
 from jrnn.nets.ir import Net, Op, inputs_of, map_ops, written_by
 
 
@@ -60,7 +60,7 @@ def schedule(
     required: dict[str, None] = {}
     for index in keep:
         op = net.ops[index]
-        where = describe_op(index, op.type, op.outputs, net.name)
+        where = place_of(net, index)
         try:
             definition = registry.lookup(op.type)
             definition.check_arity(op)

@@ -88,7 +88,7 @@ def _(e: Emitter, node: FlatEquation, x):
     return unary(e, "Reciprocal", power) if y < 0 else power
 
 
-def _integer_power(y: int, x: Any) -> Any:
+def _integer_power(y, x):
     """x to the y of integers, for which JAX has y >= 0."""
     return math.prod([x] * y, start=jnp.ones_like(x))
 
@@ -104,14 +104,14 @@ def _(e: Emitter, node: FlatEquation, x, y):
 # Definitions by other primitives ---------------------------------------------------------------------------------------
 
 
-def _round_to_even(x: Any) -> Any:
+def _round_to_even(x):
     below = jnp.floor(x)
     rest = x - below
     odd = below - 2 * jnp.floor(below * 0.5)
     return below + jnp.where(rest == 0.5, odd, (rest > 0.5).astype(x.dtype))
 
 
-def _round_from_zero(x: Any) -> Any:
+def _round_from_zero(x):
     size = jnp.abs(x)
     below = jnp.floor(size)
     return jnp.sign(x) * (below + (size - below >= 0.5).astype(x.dtype))
@@ -128,7 +128,7 @@ def _(e: Emitter, node: FlatEquation, x):
     return e.call(_ROUNDED[node.params["rounding_method"]], x)
 
 
-def _remainder(a: Any, b: Any) -> Any:
+def _remainder(a, b):
     if a.dtype != FLOAT:
         return a - lax.div(a, b) * b
     rest = a - jnp.trunc(a / b) * b
@@ -138,7 +138,7 @@ def _remainder(a: Any, b: Any) -> Any:
     return jnp.where(rest * jnp.sign(a) < 0, rest + jnp.sign(a) * size, rest)
 
 
-def _atan2(y: Any, x: Any) -> Any:
+def _atan2(y, x):
     """Divides by the larger of the two, so that values and gradients are right where the other is zero."""
     flat = jnp.abs(x) >= jnp.abs(y)
     slope = y / jnp.where(flat & (x != 0), x, 1.0)
@@ -148,8 +148,8 @@ def _atan2(y: Any, x: Any) -> Any:
     return jnp.where(flat, near_x, near_y)
 
 
-def _asinh(x: Any) -> Any:
-    def of_positive(size: Any) -> Any:
+def _asinh(x):
+    def of_positive(size):
         return jnp.log(size + jnp.sqrt(size * size + 1.0))
 
     above = jnp.where(x < 0, 0.0, x)
@@ -159,27 +159,27 @@ def _asinh(x: Any) -> Any:
     return jnp.where(x < 0, -of_below, of_above)
 
 
-def _acosh(x: Any) -> Any:
+def _acosh(x):
     return jnp.log(x + jnp.sqrt(x * x - 1.0))
 
 
-def _atanh(x: Any) -> Any:
+def _atanh(x):
     return 0.5 * jnp.log((1.0 + x) / (1.0 - x))
 
 
-def _erfc(x: Any) -> Any:
+def _erfc(x):
     return 1.0 - lax.erf(x)
 
 
-def _exp2(x: Any) -> Any:
+def _exp2(x):
     return lax.exp(x * math.log(2.0))
 
 
-def _expm1(x: Any) -> Any:
+def _expm1(x):
     return lax.exp(x) - 1.0
 
 
-def _log1p(x: Any) -> Any:
+def _log1p(x):
     return lax.log(x + 1.0)
 
 
@@ -205,11 +205,11 @@ def _(e: Emitter, node: FlatEquation, *xs):
     return e.call(_DEFINITIONS[node.name], *xs)
 
 
-def _shift_left(x: Any, amount: Any, powers: Any) -> Any:
+def _shift_left(x, amount, powers):
     return x * powers[amount]
 
 
-def _shift_right(x: Any, amount: Any, powers: Any) -> Any:
+def _shift_right(x, amount, powers):
     """Divides and rounds down, in two parts: 2**31 is no int32, but both halves are."""
     for part in (amount // 2, amount - amount // 2):
         divisor = powers[part]
@@ -218,7 +218,7 @@ def _shift_right(x: Any, amount: Any, powers: Any) -> Any:
     return x
 
 
-def _shift_right_logical(x: Any, amount: Any, powers: Any) -> Any:
+def _shift_right_logical(x, amount, powers):
     """Shifts zeros in, which clears the copies of the sign."""
     shifted = _shift_right(x, amount, powers)
     return shifted & (powers[len(powers) - 1 - amount] * 2 - 1)
@@ -238,7 +238,7 @@ def _(e: Emitter, node: FlatEquation, x, amount):
     bits = x.dtype.itemsize * 8
     powers = np.asarray([1 << k for k in range(bits - 1)] + [-(1 << (bits - 1))], x.dtype)
 
-    def shift(x: Any, amount: Any) -> Any:
+    def shift(x, amount):
         return _SHIFTS[node.name](x, amount, jnp.asarray(powers))
 
     return e.call(shift, x, amount)
@@ -323,7 +323,7 @@ def _(e: Emitter, node: FlatEquation, a, b):
     return binary(e, _COMPARISONS[node.name], a, b, BOOL)
 
 
-def _compared_booleans(name: str, a: Any, b: Any) -> Any:
+def _compared_booleans(name, a, b):
     """The comparison lt, le, gt or ge of booleans, of which Caffe2 compares none: False < True."""
     if name[0] == "l":
         a = ~a

@@ -24,9 +24,8 @@ from jrnn.nets.cells.base import Cell, StateSpec, StepInputs, fully_connected, w
 from jrnn.nets.recurrent_networks import RecurrentState
 
 KINDS = ("regular", "recurrent", "dot", "coverage")
-MASKED = (
-    -3e38
-)  # the score of padding: its exp is 0; unlike with -inf, a softmax of such scores alone is not NaN
+# The score of padding: its exp is 0; unlike with -inf, a softmax of such scores alone is not NaN.
+MASKED = -3e38
 
 
 @dataclass(frozen=True)
@@ -190,9 +189,8 @@ class AttentionCell(Cell):
             "attention_weighted_encoder_context",
             "attention_weighted_encoder_context_old_shape",
         ]
-        context = b.op(
-            "BatchMatMul", [b.scoped("encoder_outputs_transposed"), weights], names[0]
-        )  # [N, E, 1]
+        outputs = b.scoped("encoder_outputs_transposed")
+        context = b.op("BatchMatMul", [outputs, weights], names[0])  # [N, E, 1]
         context, _ = b.op("Reshape", [context], names, shape=(1, -1, self.encoder.size))
         if self.kind != "coverage":
             return [context]
@@ -231,17 +229,15 @@ class AttentionCell(Cell):
             coverage = b.op("Squeeze", [previous[-1]], "coverage_t_prev_2d", dims=[0])
             coverage = b.op("Transpose", [coverage], "coverage_t_prev_transposed")  # [S, N]
             weights = [b.scoped("coverage_weights"), coverage]
-            sums = b.op(
-                "Add",
-                [both, b.op("Mul", weights, "scaled_coverage_weights", broadcast=1, axis=0)],
-                name,
-            )
+            scaled = b.op("Mul", weights, "scaled_coverage_weights", broadcast=1, axis=0)
+            sums = b.op("Add", [both, scaled], name)
         else:
             sums = b.op("Add", blobs, name, broadcast=1)
         activated = b.op("Tanh", [sums], name)
+        # [S, N, 1]
         scores = fully_connected(
             b, activated, "attention_logits", self.encoder.size, 1, freeze_bias=1
-        )  # [S, N, 1]
+        )
         return b.op("Transpose", [scores], "attention_logits_transposed", axes=(1, 0, 2))
 
     def _dot_scores(self, b: NetBuilder, hidden: str) -> str:
@@ -249,15 +245,10 @@ class AttentionCell(Cell):
             name = "weighted_decoder_hidden_state"
             hidden = fully_connected(b, hidden, name, self._hidden_size, self.encoder.size)
         query = b.op("Squeeze", [hidden], "squeezed_weighted_decoder_hidden_state", dims=[0])
-        query = b.op(
-            "ExpandDims", [query], "squeezed_weighted_decoder_hidden_state", dims=[2]
-        )  # [N, E, 1]
-        return b.op(
-            "BatchMatMul",
-            [b.scoped("encoder_outputs_transposed"), query],
-            "attention_logits",
-            trans_a=1,
-        )
+        # [N, E, 1]
+        query = b.op("ExpandDims", [query], "squeezed_weighted_decoder_hidden_state", dims=[2])
+        outputs = b.scoped("encoder_outputs_transposed")
+        return b.op("BatchMatMul", [outputs, query], "attention_logits", trans_a=1)
 
     def initial_coverage(self, b: NetBuilder) -> str:
         """A coverage of zeros [S]."""

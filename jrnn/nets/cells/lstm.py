@@ -20,12 +20,13 @@ from jrnn.nets.cells.base import Cell, StateSpec, StepInputs, dropped, fully_con
 from jrnn.nets.cells.cell_options import LSTMOptions
 
 EPSILON = 1e-4  # of layer normalization
+# Blobs of normalized gates.
 _NORMALIZED = (
     "gates_t",
     "gates_t_norm",
     "gates_t_norm_mean",
     "gates_t_norm_std",
-)  # blobs of normalized gates
+)
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,8 @@ class LSTMFamily(Cell):
     input_size: int
     hidden_size: int
     options: LSTMOptions = LSTMOptions()
-    recomputed: ClassVar[tuple[str, ...]] = (
-        "gates_t",
-    )  # the blobs that `memory_optimization` computes again
+    # The blobs that `memory_optimization` computes again.
+    recomputed: ClassVar[tuple[str, ...]] = ("gates_t",)
 
     @property
     @abstractmethod

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from jrnn.errors import NetError, describe_op, near
+from jrnn.errors import NetError, near
+from jrnn.nets.graph.ssa import place_of
 from jrnn.nets.ir import Net, Op
 
 STEP_NETS = ("step_net", "backward_step_net")
@@ -46,7 +47,6 @@ def upgrade(net: Net) -> Net:
 
 def _upgrade_op(net: Net, index: int, op: Op) -> Op:
     op = op.map_sub_nets(upgrade)
-    where = describe_op(index, op.type, op.outputs, net.name)
     try:
         if op.type == "RecurrentNetwork":
             op = upgrade_arguments(op, op.inputs)
@@ -59,7 +59,7 @@ def _upgrade_op(net: Net, index: int, op: Op) -> Op:
             check_gradient_version(op)
             op = upgrade_arguments(op, op.inputs[len(op.integers("outputs_with_grads")) :])
     except NetError as e:
-        raise e.at(where) from None
+        raise e.at(place_of(net, index)) from None
     return op
 
 

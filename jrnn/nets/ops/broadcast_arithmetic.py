@@ -160,8 +160,11 @@ _register("Div", _divide, "iuf", "numbers", "DivGradient(dy, a, b, y) -> a, b", 
 @op("DivGradient", outputs=2, inplace={0: 0})
 @takes(match=_match)
 def div_gradient(dc, a, b, c=None, *, match):
-    if c is None:  # compat: nets of before 2018 give (b, c, dc)
-        dc, a, b, c = b, a, dc, a
+    if c is None:
+        # compat: nets of before 2018 give (b, c, dc). The shape of a is the shape of c.
+        old_inputs = (dc, a, b)
+        b, c, dc = old_inputs
+        a = c
     m = match(a, b)
     over_b = spread(b, m.b, m.out)
     return collect(dc / over_b, m.a, a.shape), collect(-dc * c / over_b, m.b, b.shape)

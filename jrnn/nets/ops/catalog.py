@@ -27,35 +27,48 @@ def entry(definition: OpDef) -> Entry:
     >>> entry(registry.lookup("Softmax"))
     Entry(type='Softmax', inputs='x', outputs='1', arguments='axis: int = 1', gradient='yes', notes='')
     """
-    inputs = [
-        name if k < definition.min_inputs or name.startswith("*") else f"[{name}]"
-        for k, name in enumerate(definition.inputs)
-    ]
+    inputs = []
+    for k, name in enumerate(definition.inputs):
+        is_needed = k < definition.min_inputs or name.startswith("*")
+        inputs.append(name if is_needed else f"[{name}]")
     least, most = definition.outputs
-    several = f"{least} or more" if most is None else f"{least} to {most}"
-    stops = "stops" if definition.gradient == "stops" else "none"
+    if least == most:
+        outputs = str(least)
+    elif most is None:
+        outputs = f"{least} or more"
+    else:
+        outputs = f"{least} to {most}"
+    if registry.gradient_maker(definition.type):
+        gradient = "yes"
+    else:
+        gradient = "stops" if definition.gradient == "stops" else "none"
     notes = [name for name in ("random", "dynamic", "frees") if getattr(definition, name)]
     notes += [f"in place: output {o} over input {i}" for o, i in definition.inplace.items()]
     return Entry(
         type=definition.type,
         inputs=", ".join(inputs),
-        outputs=str(least) if least == most else several,
-        arguments=", ".join(_argument(spec) for spec in definition.args),
-        gradient="yes" if registry.gradient_maker(definition.type) else stops,
+        outputs=outputs,
+        arguments=", ".join(map(_argument, definition.args)),
+        gradient=gradient,
         notes=", ".join(notes),
     )
 
 
 def entries() -> list[Entry]:
     """Every registered operator, by name."""
-    return [entry(d) for d in registry.registered()]
+    return list(map(entry, registry.registered()))
 
 
 def _argument(spec: ArgSpec) -> str:
+    words = f"{spec.name}: {_kind(spec.annotation)}"
+    if spec.required:
+        return words
     value = spec.default
-    if isinstance(value, tuple | bool):
-        value = list(value) if isinstance(value, tuple) else int(value)
-    return f"{spec.name}: {_kind(spec.annotation)}" + ("" if spec.required else f" = {value!r}")
+    if isinstance(value, tuple):
+        value = list(value)
+    elif isinstance(value, bool):
+        value = int(value)
+    return f"{words} = {value!r}"
 
 
 def _kind(annotation: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from jrnn.loops import scan
 from jrnn.loops.while_loops.trips import run_trips
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.graph.ssa import writers
-from jrnn.nets.ir import Net, Op
+from jrnn.nets.ir import Net, Op, written_by
 from jrnn.nets.lowering import Context, Freed, execute
 from jrnn.nets.memory import size_of
 from jrnn.nets.ops.values import raise_if
@@ -56,10 +57,14 @@ def as_stack(value: Any) -> WorkspaceStack:
     return value
 
 
-op("CreateScope", gradient="forbidden")(lambda: WorkspaceStack())
-op("HasScope", gradient="forbidden")(
-    lambda workspace: np.asarray([bool(as_stack(workspace).frames)])
-)
+@op("CreateScope", gradient="forbidden")
+def create_scope():
+    return WorkspaceStack()
+
+
+@op("HasScope", gradient="forbidden")
+def has_scope(workspace):
+    return np.asarray([bool(as_stack(workspace).frames)])
 
 
 MOST_COUNTED_TRIPS = 10_000  # longer loops are not counted while tracing
@@ -104,17 +109,21 @@ def do(*blobs, net: Net, reuse_workspace: bool = False, op, context):
             raise OpError(
                 f"output {name!r} is not bound to a blob of the net; bind each input and output exactly once"
             )
-    keep = op.outputs[-1] not in context.unread and not op.is_gradient
-    wanted = [
-        inner_of[name] for name in op.outputs[:-1] if context.eager or name not in context.unread
-    ]
-    # the gradient may read any blob of a stored workspace
-    outside = [o for one in net.ops for o in one.outputs] if keep else wanted
+    is_stored = op.outputs[-1] not in context.unread and not op.is_gradient
+    wanted = []
+    for name in op.outputs[:-1]:
+        if context.eager or name not in context.unread:
+            wanted.append(inner_of[name])
+
+    # The gradient may read any blob of a stored workspace.
+    written = written_by(net.ops)
     body = schedule(
-        net, None if keep or context.eager else _written(net, wanted), read_outside=outside
+        net,
+        outputs=None if is_stored or context.eager else _written(net, wanted),
+        read_outside=written if is_stored else wanted,
     )
     env = execute(body, env, replace(context, outer={}))
-    if keep:
+    if is_stored:
         stack = stack.push(env)
     results = []
     for name in op.outputs[:-1]:
@@ -128,8 +137,8 @@ def do(*blobs, net: Net, reuse_workspace: bool = False, op, context):
 
 
 def _written(net: Net, names: Iterable[str]) -> list[str]:
-    written = {o for op in net.ops for o in op.outputs}
-    return [n for n in dict.fromkeys(names) if n in written]
+    """The names of blobs that a net writes, each once."""
+    return list(filter(written_by(net.ops).__contains__, dict.fromkeys(names)))
 
 
 @op("If", outputs=(0, None))
@@ -138,8 +147,7 @@ def if_(condition, *blobs, then_net: Net, else_net: Net | None = None, op, conte
     branches = (then_net, else_net or Net())
     if context.eager or isinstance(condition, np.ndarray):
         net = branches[0] if _truth(condition) else branches[1]
-        env = _run_shared(net, context.outer, wanted, context)
-        values = {n: env.get(n, context.outer.get(n)) for n in wanted}
+        values = _values_after(net, wanted, context)
     else:
         values = _both_branches(condition, branches, wanted, context)
     for n in wanted:
@@ -177,37 +185,41 @@ def _run_shared(
 def _both_branches(condition: Any, branches, wanted: list[str], context: Context) -> dict[str, Any]:
     """lax.cond over the blobs that either branch writes; a blob that a branch does not write keeps its value."""
 
-    def branch(which: int):
-        def run():
-            env = _run_shared(
-                branches[which], context.outer, wanted, replace(context, in_branch=True)
-            )
-            values = {n: env.get(n, context.outer.get(n)) for n in wanted}
-            return _without_constants({n: v for n, v in values.items() if v is not None})
+    inside = replace(context, in_branch=True)
 
-        return run
+    def run(net: Net) -> tuple[dict[str, Any], _Constants]:
+        values = _values_after(net, wanted, inside)
+        return _without_constants({n: v for n, v in values.items() if v is not None})
 
-    shapes, constants = zip(*(jax.eval_shape(branch(k)) for k in (0, 1)))
-    both = {
-        n: _common(n, shapes[0].get(n), shapes[1].get(n))
-        for n in wanted
-        if n in {*shapes[0], *shapes[1]}
-    }
+    # The shapes of the blobs after the If, which both branches must give.
+    then_shapes, then_constants = jax.eval_shape(partial(run, branches[0]))
+    else_shapes, else_constants = jax.eval_shape(partial(run, branches[1]))
+    both = {}
+    for name in wanted:
+        if name in then_shapes or name in else_shapes:
+            both[name] = _common(name, then_shapes.get(name), else_shapes.get(name))
 
-    def filled(which: int):
-        def run():
-            values, _ = branch(which)()
-            return {n: _fill(values.get(n), both[n]) for n in both}
+    def run_filled(net: Net) -> dict[str, Any]:
+        values, _ = run(net)
+        return {name: _fill(values.get(name), like) for name, like in both.items()}
 
-        return run
-
-    out = lax.cond(jnp.reshape(condition, ()).astype(bool), filled(0), filled(1))
-    for stack in constants:
-        for (n, depth), blobs in stack.frames.items():
-            frames = list(out[n].frames)
+    out = lax.cond(
+        jnp.reshape(condition, ()).astype(bool),
+        partial(run_filled, branches[0]),
+        partial(run_filled, branches[1]),
+    )
+    for constants in (then_constants, else_constants):
+        for (name, depth), blobs in constants.frames.items():
+            frames = list(out[name].frames)
             frames[depth] = {**frames[depth], **blobs}
-            out[n] = WorkspaceStack(tuple(frames))
-    return {n: out.get(n) for n in wanted}
+            out[name] = WorkspaceStack(tuple(frames))
+    return {name: out.get(name) for name in wanted}
+
+
+def _values_after(net: Net, wanted: Iterable[str], context: Context) -> dict[str, Any]:
+    """The values of blobs after a net of an If has run: those that it does not write stay."""
+    env = _run_shared(net, context.outer, wanted, context)
+    return {name: env.get(name, context.outer.get(name)) for name in wanted}
 
 
 @jax.tree_util.register_static
@@ -220,30 +232,32 @@ class _Constants:
 
 def _without_constants(values: Mapping[str, Any]) -> tuple[dict[str, Any], _Constants]:
     """The blobs with workspaces that hold no constants, and the constants."""
-    constants = {}
+    constants: dict[tuple[str, int], dict[str, np.ndarray]] = {}
     rest = dict(values)
-    for name, value in values.items():
-        if isinstance(value, WorkspaceStack):
-            frames = []
-            for depth, frame in enumerate(value.frames):
-                still = {
-                    n: v
-                    for n, v in frame.items()
-                    if isinstance(v, np.ndarray) and v.dtype.kind in "iub"
-                }
-                constants[name, depth] = still
-                frames.append({n: v for n, v in frame.items() if n not in still})
-            rest[name] = WorkspaceStack(tuple(frames))
+    for name, stack in values.items():
+        if not isinstance(stack, WorkspaceStack):
+            continue
+        frames: list[dict[str, Any]] = []
+        for depth, frame in enumerate(stack.frames):
+            constants[name, depth] = {}
+            frames.append({})
+            for blob, value in frame.items():
+                is_constant = isinstance(value, np.ndarray) and value.dtype.kind in "iub"
+                part = constants[name, depth] if is_constant else frames[-1]
+                part[blob] = value
+        rest[name] = WorkspaceStack(tuple(frames))
     return rest, _Constants(constants)
 
 
 def _common(name: str, one: Any, two: Any) -> Any:
     """The shape of a blob after an If, from its shapes in the two branches."""
-    if isinstance(one, Freed) or isinstance(two, Freed):
-        return one if isinstance(one, Freed) else two
-    if isinstance(one if one is not None else two, WorkspaceStack):
-        frames = [v.frames if v is not None else () for v in (one, two)]
-        return WorkspaceStack(max(frames, key=len))
+    if isinstance(one, Freed):
+        return one
+    if isinstance(two, Freed):
+        return two
+    stacks = [value for value in (one, two) if isinstance(value, WorkspaceStack)]
+    if stacks:
+        return max(stacks, key=lambda stack: len(stack.frames))
     if one is None or two is None:
         raise OpError(
             f"output {name!r} is not written by one branch, and had no value before; write it in both"
@@ -255,13 +269,17 @@ def _common(name: str, one: Any, two: Any) -> Any:
     return one
 
 
+def _zeros(like: Any) -> jax.Array:
+    return jnp.zeros(like.shape, like.dtype)
+
+
 def _fill(value: Any, like: Any) -> Any:
     """`value`, with zeros for the frames that only `like` has: the branch that made `value` never reads them."""
     if isinstance(like, Freed):
         return like
     if isinstance(like, WorkspaceStack):
-        frames = value.frames if value is not None else ()
-        missing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), like.frames[len(frames) :])
+        frames = () if value is None else value.frames
+        missing = jax.tree.map(_zeros, like.frames[len(frames) :])
         return WorkspaceStack((*frames, *missing))
     return jnp.asarray(value)
 
@@ -270,12 +288,13 @@ def _fill(value: Any, like: Any) -> Any:
 def while_(condition, *blobs, loop_net: Net, cond_net: Net | None = None, op, context):
     cond_net = cond_net or Net()
     wanted = _wanted(op, context)
-    # if a gradient reads the workspaces, and in that gradient, tracing must unroll the trips
-    trip_by_trip = op.is_gradient or any(
-        isinstance(context.outer.get(n), WorkspaceStack) for n in wanted
-    )
-    if context.eager or trip_by_trip:
-        workspaces = [n for n in op.outputs if isinstance(context.outer.get(n), WorkspaceStack)]
+    workspaces = []
+    for name in op.outputs:
+        if isinstance(context.outer.get(name), WorkspaceStack):
+            workspaces.append(name)
+    # If a gradient reads the workspaces, and in that gradient, tracing must unroll the trips.
+    is_unrolled = op.is_gradient or not set(workspaces).isdisjoint(wanted)
+    if context.eager or is_unrolled:
         carried = [n for n in op.outputs if n in wanted or n not in workspaces]
         env = _loop_in_python(op.inputs[0], cond_net, loop_net, carried, context)
     else:
@@ -316,67 +335,90 @@ def _loop_in_python(
 def _loop_traced(
     condition: str, cond_net: Net, loop_net: Net, outputs, context: Context
 ) -> dict[str, Any]:
+    """Runs the trips as a loop of JAX: a scan if their number is known, else a while loop."""
     context = replace(context, in_branch=True)
     outer = context.outer
-    written = {o for net in (cond_net, loop_net) for op in net.ops for o in op.outputs}
+    written = written_by((*cond_net.ops, *loop_net.ops))
     read = dict.fromkeys([*reads(cond_net), *reads(loop_net)])
     freed = _freed_by_trip(cond_net, loop_net)
-    for n in read:
-        if n in freed:
+    for name in read:
+        if name in freed:
             raise NetError(
-                f"reads blob {n!r}, which {freed[n].by} has freed in the trip before; free it after the loop"
+                f"reads blob {name!r}, which {freed[name].by} has freed in the trip before; free it after the loop"
             )
-    stays = {n for n in written if n in freed or isinstance(outer.get(n), WorkspaceStack)}
-    carried = [n for n in dict.fromkeys([*outputs, condition]) if n in written - stays]
-    constants = {
-        n: outer[n]
-        for n in read
-        if n in outer and n not in carried and isinstance(outer[n], jax.Array)
-    }
-    fixed = {n: v for n, v in outer.items() if n not in constants and n not in carried}
+
+    # What the loop carries, the arrays that it only reads, and what is known while tracing.
+    carried = []
+    for name in dict.fromkeys([*outputs, condition]):
+        is_workspace = isinstance(outer.get(name), WorkspaceStack)
+        if name in written and name not in freed and not is_workspace:
+            carried.append(name)
+    constants = {}
+    fixed = {}
+    for name, value in outer.items():
+        if name in carried:
+            continue
+        is_constant = name in read and isinstance(value, jax.Array)
+        if is_constant:
+            constants[name] = value
+        else:
+            fixed[name] = value
 
     def run(net: Net, constants, state):
         env = _run_shared(net, {**fixed, **constants, **state}, carried, context)
-        return {**state, **{n: env[n] for n in carried if n in env}}
+        return {**state, **{name: env[name] for name in carried if name in env}}
 
-    state = {n: outer[n] for n in carried if n in outer}
+    state = {name: outer[name] for name in carried if name in outer}
     trips = _count_trips(condition, cond_net, loop_net, outer, context)
     if trips is None and context.options.trips.policy == "host":
         trips = _count_on_host(condition, (cond_net, loop_net), outer, context)
     state = run(cond_net, constants, state)  # the condition runs once more than the body
-    missing = [n for n in carried if n not in state]
-    if missing:
-        raise OpError(
-            f"blob {missing[0]!r} is written by the loop only; give it a value before, for a loop of 0 trips"
-        )
-    state = {n: jnp.asarray(v) for n, v in state.items()}
+    for name in carried:
+        if name not in state:
+            raise OpError(
+                f"blob {name!r} is written by the loop only; give it a value before, for a loop of 0 trips"
+            )
+    state = _as_arrays(state)
 
     def body(constants, state):
         after = run(cond_net, constants, run(loop_net, constants, state))
-        after = {n: jnp.asarray(v) for n, v in after.items()}
-        for n, before in state.items():
-            if (after[n].shape, after[n].dtype) != (before.shape, before.dtype):
+        after = _as_arrays(after)
+        for name, before in state.items():
+            new = after[name]
+            if (new.shape, new.dtype) != (before.shape, before.dtype):
                 raise OpError(
-                    f"blob {n!r} is {describe_value(before)} before a trip and {describe_value(after[n])} after it; a "
+                    f"blob {name!r} is {describe_value(before)} before a trip and {describe_value(new)} after it; a "
                     "traced loop keeps shapes and types: run the net with run_net"
                 )
         return after
 
+    def step(state, _):
+        return body(constants, state), None
+
+    def goes_on(_, state):
+        return state[condition].reshape(()).astype(bool)
+
     if trips is not None:
-        return freed | scan(lambda s, _: (body(constants, s), None), state, None, length=trips)[0]
-    return freed | run_trips(
-        lambda _, s: s[condition].reshape(()).astype(bool),
-        body,
-        constants,
-        state,
-        context.options.trips,
-    )
+        state, _ = scan(step, state, None, length=trips)
+    else:
+        state = run_trips(goes_on, body, constants, state, context.options.trips)
+    return freed | state
+
+
+def _as_arrays(state: Mapping[str, Any]) -> dict[str, jax.Array]:
+    return {name: jnp.asarray(value) for name, value in state.items()}
 
 
 def _freed_by_trip(cond_net: Net, loop_net: Net) -> dict[str, Freed]:
     """The blobs without a value after a trip, which ends with the condition."""
-    last = {o: op for net in (loop_net, cond_net) for op in net.ops for o in op.outputs}
-    return {n: Freed(f"{op.type} -> {n!r}") for n, op in last.items() if frees(op.type)}
+    last: dict[str, Op] = {}
+    for writer in (*loop_net.ops, *cond_net.ops):
+        last.update(dict.fromkeys(writer.outputs, writer))
+    freed = {}
+    for name, writer in last.items():
+        if frees(writer.type):
+            freed[name] = Freed(f"{writer.type} -> {name!r}")
+    return freed
 
 
 def _count_trips(
@@ -384,27 +426,27 @@ def _count_trips(
 ) -> int | None:
     """The number of trips if the condition depends on integer numpy blobs only, else None."""
     needed = {condition}
-    sliced = ((), ())
     while True:  # until the blobs that the condition needs at the start of a trip no longer grow
-        sliced = tuple(replace(net, ops=writers(net.ops, needed)) for net in (cond_net, loop_net))
-        more = needed.union(*(reads(net) for net in sliced))
+        cond_slice = replace(cond_net, ops=writers(cond_net.ops, needed))
+        loop_slice = replace(loop_net, ops=writers(loop_net.ops, needed))
+        more = needed.union(reads(cond_slice), reads(loop_slice))
         if more == needed:
             break
         needed = more
-    start = {n: outer[n] for n in needed if n in outer}
-    if not all(isinstance(v, (np.ndarray, WorkspaceStack)) for v in start.values()):
+    start = {name: outer[name] for name in needed if name in outer}
+    if not all(isinstance(value, (np.ndarray, WorkspaceStack)) for value in start.values()):
         return None
     with jax.ensure_compile_time_eval():
-        return _trips_of(condition, sliced, start, context, MOST_COUNTED_TRIPS)
+        return _trips_of(condition, (cond_slice, loop_slice), start, context, MOST_COUNTED_TRIPS)
 
 
 def _count_on_host(
     condition: str, nets: tuple[Net, Net], outer: Mapping[str, Any], context: Context
 ) -> int:
     """The number of trips, counted by a run of the loop with concrete values."""
-    concrete = {
-        n: lax.stop_gradient(v) if isinstance(v, jax.Array) else v for n, v in outer.items()
-    }
+    concrete = {}
+    for name, value in outer.items():
+        concrete[name] = lax.stop_gradient(value) if isinstance(value, jax.Array) else value
     most = 2**63 if context.options.max_iterations is None else context.options.max_iterations
     trips = _trips_of(condition, nets, concrete, context, most)
     raise_if(

@@ -8,13 +8,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from jrnn.errors import GradientError
-from jrnn.nets.autodiff import backward_pass
-from jrnn.nets.gradient_maker import GradientMaker, GradientSlice
+from jrnn.nets.autodiff import BackwardPass, backward_pass
+from jrnn.nets.gradient_maker import Gradient, GradientMaker, GradientSlice
+from jrnn.nets.graph.rename import new_names
 from jrnn.nets.graph.scope import reads
-from jrnn.nets.ir import Net, Op
+from jrnn.nets.ir import Net, Op, written_by
 from jrnn.nets.ops.control import bindings
 from jrnn.nets.registry import ACCUMULATE, SAVE, SEED, gradient
 
+BRANCHES = ("then_net", "else_net")
 GIVEN = "/_DO_OPERATOR_INNER_GRAD_"
 FOUND = "/_DO_OPERATOR_INNER_GRAD_COPY_"
 
@@ -24,7 +26,20 @@ def _gradient_outputs(g: GradientMaker) -> dict[str, str]:
     return {name: g.grad_output(k) for k, name in enumerate(g.op.outputs) if g.has_grad_output(k)}
 
 
-def _dense(gradient, name: str) -> str | None:
+def _reads(ops: Iterable[Op]) -> list[str]:
+    """The blobs that operators read from outside, each once, in order."""
+    return reads(Net("", tuple(ops)))
+
+
+def _value(g: GradientMaker, name: str) -> str:
+    """The blob that holds the value of an output or an input of the forward operator after it has run."""
+    if name in g.op.outputs:
+        return g.output(g.op.outputs.index(name))
+    return g.input(g.input_names.index(name))
+
+
+def _dense(gradient: Gradient | None, name: str) -> str | None:
+    """The gradient of a blob, which must not be sparse."""
     if isinstance(gradient, GradientSlice):
         raise GradientError(
             f"the gradient of {name!r} is sparse, which cannot leave its net; give the operator that reads {name!r} "
@@ -39,7 +54,7 @@ def do_gradient_maker(g):
     net = g.arg("net")
     bound = bindings(g.op)
     inner_of = {outer: inner for inner, outer in bound.items()}
-    written = {o for op in net.ops for o in op.outputs}
+    written = written_by(net.ops)
     names = g.input_names
     for outer, given in arriving.items():
         if inner_of[outer] not in written and outer in names:
@@ -65,18 +80,12 @@ def do_gradient_maker(g):
         return
     inner_inputs = []
     saved = []
-    for name in reads(Net("", tuple(ops))):
+    for name in _reads(ops):
         if name in seeds.values():
             outer_inputs.append(arriving[bound[name.removesuffix(GIVEN)]])
             inner_inputs.append(name)
         elif name in bound and not g.arg("copy_external_blobs"):
-            outer = bound[name]
-            value = (
-                g.output(g.op.outputs.index(outer))
-                if outer in g.op.outputs
-                else g.input(names.index(outer))
-            )
-            outer_inputs.append(value)
+            outer_inputs.append(_value(g, bound[name]))
             inner_inputs.append(name)
         else:
             saved.append(name)
@@ -97,28 +106,26 @@ def do_gradient_maker(g):
 def _outer_values(g: GradientMaker, ops: Iterable[Op]) -> dict[str, str]:
     """Blobs of the forward operator that gradient operators read -> the blobs that hold their values."""
     values = {}
-    for name in reads(Net("", tuple(ops))):
-        if name in g.op.outputs:
-            values[name] = g.output(g.op.outputs.index(name))
-        elif name in g.op.inputs:
-            values[name] = g.input(g.op.inputs.index(name))
+    for name in _reads(ops):
+        if name in g.op.outputs or name in g.op.inputs:
+            values[name] = _value(g, name)
     return values
 
 
 def _renamed(op: Op, names: Mapping[str, str]) -> Op:
-    return replace(
-        op,
-        inputs=tuple(names.get(n, n) for n in op.inputs),
-        outputs=tuple(names.get(n, n) for n in op.outputs),
-    )
+    return replace(op, inputs=new_names(op.inputs, names), outputs=new_names(op.outputs, names))
 
 
-def _branch_gradient(net: Net, arriving: Mapping[str, str], external: Iterable[str]):
-    """The backward pass of a net that runs in its operator's workspace; it must not need copies of overwritten blobs."""
-    written = {o for op in net.ops for o in op.outputs}
-    result = backward_pass(
-        net.ops, {o: a for o, a in arriving.items() if o in written}, net.name, external=external
-    )
+def _branch_gradient(
+    net: Net, arriving: Mapping[str, str], external: Iterable[str]
+) -> tuple[BackwardPass, dict[str, None]]:
+    """The backward pass of a net that runs in its operator's workspace; it must not need copies of overwritten blobs.
+
+    Returns the blobs that the net writes, too.
+    """
+    written = written_by(net.ops)
+    seeds = {name: gradient for name, gradient in arriving.items() if name in written}
+    result = backward_pass(net.ops, seeds, net.name, external=external)
     if len(result.forward) != len(net.ops):
         raise GradientError(
             f"net {net.name!r} overwrites a blob that its gradient needs; put its operators in one Do"
@@ -131,15 +138,12 @@ def _apart(g: GradientMaker, ops: Iterable[Op], keep: set[str]) -> list[Op]:
     names: dict[str, str] = {}
     renamed = []
     for op in ops:
-        inputs = tuple(
-            names.get(n, n) for n in op.inputs
-        )  # before the first write a name refers to the outer blob
-        for o in op.outputs:
-            if o not in keep and o not in names:
-                names[o] = g.temporary(o + "_inside")
-        renamed.append(
-            replace(op, inputs=inputs, outputs=tuple(names.get(n, n) for n in op.outputs))
-        )
+        # Before the first write, a name refers to the outer blob.
+        inputs = new_names(op.inputs, names)
+        for name in op.outputs:
+            if name not in keep and name not in names:
+                names[name] = g.temporary(name + "_inside")
+        renamed.append(replace(op, inputs=inputs, outputs=new_names(op.outputs, names)))
     return renamed
 
 
@@ -149,17 +153,13 @@ def if_gradient_maker(g):
     branches = [g.arg("then_net"), g.arg("else_net") or Net(g.arg("then_net").name + "_auto_else")]
     names = g.input_names
     parts = [_branch_gradient(net, arriving, names) for net in branches]
-    g.replace_op(
-        g.op.with_args(
-            {
-                arg: replace(net, ops=result.forward)
-                for arg, net, (result, _) in zip(("then_net", "else_net"), branches, parts)
-                if g.arg(arg) is not None
-            }
-        )
-    )
+    for argument, net, (result, _) in zip(BRANCHES, branches, parts):
+        if g.arg(argument) is not None:
+            g.replace_op(g.op.with_args({argument: replace(net, ops=result.forward)}))
+
+    # Both branches write the gradient of each input under one name.
     nets = [list(result.ops) for result, _ in parts]
-    written_in = [{o for op in ops for o in op.outputs} for ops in nets]
+    written_in = [written_by(ops) for ops in nets]
     taken: list[set[str]] = [set(), set()]
     targets = []
     for k, name in enumerate(names):
@@ -185,24 +185,18 @@ def if_gradient_maker(g):
         return
     nets = [_apart(g, ops, keep={*targets, *g.op.outputs}) for ops in nets]
     values = _outer_values(g, [*nets[0], *nets[1]])
-    nets = [[_renamed(op, values) for op in ops] for ops in nets]
-    workspaces = [
-        n
-        for n in dict.fromkeys(o for ops in nets for op in ops for o in op.outputs)
-        if n in g.op.outputs
-    ]
-    read = dict.fromkeys(n for ops in nets for n in reads(Net("", tuple(ops))))
+
+    gradient_nets = {}
+    written: dict[str, None] = {}
     condition = g.input(0)
-    g.emit(
-        "If",
-        [condition, *(n for n in read if n != condition)],
-        [*targets, *workspaces],
-        copy_args=False,
-        **{
-            arg: Net(net.name + "_grad", tuple(ops))
-            for arg, net, ops in zip(("then_net", "else_net"), branches, nets)
-        },
-    )
+    read = {condition: None}
+    for argument, net, ops in zip(BRANCHES, branches, nets):
+        gradient_net = Net(net.name + "_grad", tuple(_renamed(op, values) for op in ops))
+        gradient_nets[argument] = gradient_net
+        written.update(written_by(gradient_net.ops))
+        read.update(dict.fromkeys(reads(gradient_net)))
+    workspaces = [name for name in written if name in g.op.outputs]
+    g.emit("If", read, [*targets, *workspaces], copy_args=False, **gradient_nets)
 
 
 @gradient("While")
@@ -210,49 +204,56 @@ def while_gradient_maker(g):
     arriving = _gradient_outputs(g)
     net = g.arg("loop_net")
     cond_net = g.arg("cond_net") or Net()
-    if any(op.type != "Do" or not op.arg("copy_external_blobs") for op in net.ops) or not net.ops:
+    has_gradient = bool(net.ops)
+    for op in net.ops:
+        has_gradient &= op.type == "Do" and bool(op.arg("copy_external_blobs"))
+    if not has_gradient:
         raise GradientError(
             "only a loop whose body is Do operators with copy_external_blobs=1 has a gradient"
         )
     names = g.input_names
-    total = {n: g.temporary(n + "_grad_total") for n in dict.fromkeys([*names, *g.op.outputs])}
+    blobs = dict.fromkeys([*names, *g.op.outputs])
+    total = {name: g.temporary(name + "_grad_total") for name in blobs}
     carried = set(arriving)
     while True:  # until all blobs whose gradients are carried from trip to trip are known
-        result, written = _branch_gradient(
-            net, {n: total[n] for n in g.op.outputs if n in carried}, names
-        )
-        more = carried | {n for n in written if n in result.gradients}
+        seeds = {name: total[name] for name in g.op.outputs if name in carried}
+        result, written = _branch_gradient(net, seeds, names)
+        more = carried.union(filter(result.gradients.__contains__, written))
         if more == carried:
             break
         carried = more
-    changed = [o for op in cond_net.ops for o in op.outputs if o in carried]
-    if changed:
-        raise GradientError(
-            f"the condition changes {changed[0]!r}, which has a gradient; change it in the body"
-        )
+    for name in written_by(cond_net.ops):
+        if name in carried:
+            raise GradientError(
+                f"the condition changes {name!r}, which has a gradient; change it in the body"
+            )
     g.replace_op(g.op.with_args({"loop_net": replace(net, ops=result.forward)}))
-    invariant = [n for n in dict.fromkeys(names) if n in result.gradients and n not in written]
-    loop_carried = [
-        n for n in dict.fromkeys([*names, *g.op.outputs]) if n in carried and n in written
-    ]
-    untouched = [n for n in arriving if n not in written]
 
+    invariant = []
+    for name in dict.fromkeys(names):
+        if name in result.gradients and name not in written:
+            invariant.append(name)
+    loop_carried = [name for name in blobs if name in carried and name in written]
+
+    # The body: the gradients before a trip from the gradients after it.
     workspace = net.ops[-1].outputs[-1]
     goes_on = g.temporary(f"{workspace}_has_scope")
     body = list(result.ops)
-    after = {n: g.temporary(n + "_grad_after") for n in loop_carried}
-    for n in loop_carried:
-        kept = _dense(result.gradients.get(n), n)
-        if kept is None:
-            body.append(Op.of(SEED, [total[n]], [after[n]], value=0.0))
+    after = {name: g.temporary(name + "_grad_after") for name in loop_carried}
+    for name in loop_carried:
+        inner_gradient = _dense(result.gradients.get(name), name)
+        if inner_gradient is None:
+            body.append(Op.of(SEED, [total[name]], [after[name]], value=0.0))
         else:
-            body.append(Op.of(SAVE, [kept], [after[n]]))
-    body += [
-        Op.of(ACCUMULATE, [total[n], _dense(result.gradients[n], n)], [total[n]]) for n in invariant
-    ]
-    body += [Op.of(SAVE, [after[n]], [total[n]]) for n in loop_carried]
-
+            body.append(Op.of(SAVE, [inner_gradient], [after[name]]))
+    for name in invariant:
+        terms = [total[name], _dense(result.gradients[name], name)]
+        body.append(Op.of(ACCUMULATE, terms, [total[name]]))
+    for name in loop_carried:
+        body.append(Op.of(SAVE, [after[name]], [total[name]]))
     body = _apart(g, body, keep={*total.values(), *g.op.outputs})
+
+    # The loop starts with the gradients that arrive, and ends with the gradients of its inputs.
     g.emit("HasScope", [workspace], [goes_on], copy_args=False)
     for n in loop_carried:
         if n in arriving:
@@ -262,7 +263,7 @@ def while_gradient_maker(g):
     for n in invariant:
         g.emit(SEED, [g.input(names.index(n))], [total[n]], copy_args=False, value=0.0)
     totals = [total[n] for n in (*loop_carried, *invariant)]
-    read = [n for n in reads(Net("", tuple(body))) if n not in (*totals, workspace)]
+    read = [n for n in _reads(body) if n not in (*totals, workspace)]
     g.emit(
         "While",
         [goes_on, *totals, *read, workspace],
@@ -274,6 +275,6 @@ def while_gradient_maker(g):
     for n in (*loop_carried, *invariant):
         if n in names:
             g.emit(SAVE, [total[n]], [g.grad_input(names.index(n))], copy_args=False)
-    for n in untouched:
-        if n in names:
+    for n in arriving:
+        if n in names and n not in written:
             g.set_grad(names.index(n), arriving[n])

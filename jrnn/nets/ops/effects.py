@@ -5,6 +5,7 @@ is read. Effects cannot happen in a traced loop or branch.
 """
 
 import functools
+from itertools import chain
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -194,14 +195,8 @@ def save(
             raise OpError(
                 f"input {name!r} is a {type(value).__name__}, which cannot be saved; give arrays"
             )
-    write_records(
-        path,
-        (
-            record
-            for name, value in zip(names, blobs)
-            for record in named_chunks(name, np.asarray(value))
-        ),
-    )
+    records = map(named_chunks, names, map(np.asarray, blobs))
+    write_records(path, chain.from_iterable(records))
     return ()
 
 

@@ -46,9 +46,8 @@ def sigmoid_gradient(y, dy):
 
 @op("Relu", inplace={0: 0}, gradient="ReluGradient(y, dy)")
 def relu(x):
-    return jax.nn.relu(
-        x
-    )  # its derivative at 0 is 0, like ReluGradient's; that of jnp.maximum is 1/2
+    # Its derivative at 0 is 0, like ReluGradient's; the derivative of jnp.maximum is 1/2.
+    return jax.nn.relu(x)
 
 
 @op("ReluGradient", inplace={0: 1})

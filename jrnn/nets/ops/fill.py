@@ -106,9 +106,8 @@ def constant_fill(
     )
     filled = _value_type(dtype, wire)
     if filled == np.float32 and dtype is None and getattr(x, "dtype", None) == np.float64:
-        filled = (
-            np.float64
-        )  # the seed of a gradient has the loss's precision: gradients are multiples of it
+        # The seed of a gradient has the loss's precision: gradients are multiples of it.
+        filled = np.float64
     shape = shape_for(x, filled)
     if value_blob is None:
         return _constant(shape, value, filled)
@@ -202,9 +201,8 @@ def range_(start_or_stop, stop=None, step=None):
         count = math.ceil(way / step_size)
     else:
         count = math.trunc(way / step_size)
-        count += (
-            count * step_size < way
-        )  # compat: also for negative steps, which may thus stop a step early
+        # compat: also for negative steps, which may thus stop a step early
+        count += count * step_size < way
     count = max(0, count)
     check_size((count,), given[0].dtype)
     numbers = (start + np.arange(count) * by).astype(given[0].dtype)
@@ -293,9 +291,8 @@ def uniform_int_fill(
 ):
     low, high = _bounds(min, max, min_blob, max_blob, (0, 1))
     dims = shape_for(x)
-    return jax.random.randint(
-        need_key(key), dims, low, high + 1, jnp.int32
-    )  # max is among the numbers drawn
+    # max is among the numbers drawn
+    return jax.random.randint(need_key(key), dims, low, high + 1, jnp.int32)
 
 
 @op("UniqueUniformFill", gradient="stops", random=True)

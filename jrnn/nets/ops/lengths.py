@@ -145,13 +145,13 @@ def weighted_sum_gradient(weights, dy, lengths, *, grad_on_weights: bool = False
     return rows * per_row(weights, rows)
 
 
-for _type in (
-    "Lengths",
-    "SparseLengths",
-):  # `rows` are the data, or the indices of the gathered rows
-    op(_type + "IndicesInGradientSumGradient")(
-        lambda dy, lengths, rows: of_rows(dy, lengths, rows.shape[0])
-    )
+def sum_gradient(dy, lengths, rows):
+    """`rows` are the data, or the indices of the gathered rows."""
+    return of_rows(dy, lengths, rows.shape[0])
+
+
+for _type in ("Lengths", "SparseLengths"):
+    op(_type + "IndicesInGradientSumGradient")(sum_gradient)
     op(_type + "IndicesInGradientMeanGradient")(mean_gradient)
     op(_type + "WeightedSumGradient")(weighted_sum_gradient)
     op(_type + "SumGradient", dynamic=True)(

@@ -41,7 +41,8 @@ def clipped_log(x: Any) -> Any:
 
 @clipped_log.defjvp
 def _clipped_log_jvp(primals, tangents):
-    (x,), (dx,) = primals, tangents
+    (x,) = primals
+    (dx,) = tangents
     return clipped_log(x), dx / jnp.maximum(x, LOG_THRESHOLD)
 
 
@@ -101,7 +102,10 @@ def cross_entropy(x, label):
 
 
 def _mean(losses: Any) -> Any:
-    return jnp.sum(losses, -1) / max(losses.shape[-1], 1) if losses.ndim else losses
+    """The mean of the losses of a row; a scalar stays."""
+    if losses.ndim == 0:
+        return losses
+    return jnp.sum(losses, -1) / max(losses.shape[-1], 1)
 
 
 def _loss(
@@ -111,9 +115,8 @@ def _loss(
     if log_D_trick and unjoined_lr_loss:
         raise OpError("arguments 'log_D_trick' and 'unjoined_lr_loss' are both set; choose one")
     softplus = jax.nn.softplus
-    if (
-        log_D_trick
-    ):  # for a generator: where targets are 0, it maximizes log D instead of minimizing log(1 - D)
+    if log_D_trick:
+        # For a generator: where targets are 0, it maximizes log D instead of minimizing log(1 - D).
         return lambda x, y: (2 * y - 1) * softplus(-x)
     if unjoined_lr_loss:  # positives are counted among the negatives too
         return lambda x, y: (1 - y) * softplus(x) - y * x
@@ -167,9 +170,8 @@ def accuracy(x, label, *, top_k: int = 1):
     inside = (label >= 0) & (label < x.shape[1])
     own = picked(x, jnp.where(inside, label, 0))[:, None]
     before = jnp.arange(x.shape[1])[None, :] < label[:, None]
-    rank = jnp.sum(
-        (x > own) | ((x == own) & before), axis=1
-    )  # of equal predictions the first ranks higher
+    # Of equal predictions the first ranks higher.
+    rank = jnp.sum((x > own) | ((x == own) & before), axis=1)
     return jnp.mean((inside & (rank < top_k)).astype(x.dtype))
 
 

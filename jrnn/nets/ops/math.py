@@ -82,9 +82,8 @@ op("Sqr", inplace={0: 0})(lambda x: jnp.square(as_float(x)))
 
 @gradient("Sqr")
 def _(g):
-    doubled = g.temporary(
-        g.grad_output(0) + "_doubled"
-    )  # not in place: others may read the gradient that arrives
+    # Not in place: others may read the gradient that arrives.
+    doubled = g.temporary(g.grad_output(0) + "_doubled")
     g.emit("Scale", [g.grad_output(0)], [doubled], scale=2.0)
     g.emit("Mul", [doubled, g.input(0)], [g.grad_input(0)])
 
@@ -129,9 +128,10 @@ def mean(x, *xs):
     return sum(xs, as_float(x)) / (1 + len(xs))
 
 
-op("MeanGradient", outputs=(1, None), inplace={0: 0})(
-    lambda dy, *, op: (dy / len(op.outputs),) * len(op.outputs)
-)
+@op("MeanGradient", outputs=(1, None), inplace={0: 0})
+def mean_gradient(dy, *, op):
+    count = len(op.outputs)
+    return (dy / count,) * count
 
 
 def _pairs(inputs: tuple) -> tuple[list, list]:
@@ -159,15 +159,17 @@ def weighted_sum(*inputs, grad_on_w: bool = False):
 @op("WeightedSumGradient", outputs=(1, None))
 def weighted_sum_gradient(dy, *inputs, grad_on_w: bool = False):
     xs, ws = _pairs(inputs)
-    dxs = [dy * jnp.reshape(w, (1,) * dy.ndim) for w in ws]
-    dws = [jnp.reshape(jnp.sum(dy * x), w.shape) for x, w in zip(xs, ws)] if grad_on_w else []
-    return (*dxs, *dws)
+    gradients = [dy * jnp.reshape(w, (1,) * dy.ndim) for w in ws]
+    if grad_on_w:
+        gradients += [jnp.reshape(jnp.sum(dy * x), w.shape) for x, w in zip(xs, ws)]
+    return tuple(gradients)
 
 
 @gradient("WeightedSum")
 def _(g):
     count = len(g.op.inputs)
-    outputs = [g.grad_input(k) for k in range(0, count, 2)]
+    outputs = list(map(g.grad_input, range(0, count, 2)))
     if g.arg("grad_on_w", 0):
-        outputs += [g.grad_input(k) for k in range(1, count, 2)]
-    g.emit("WeightedSumGradient", [g.grad_output(0), *(g.input(k) for k in range(count))], outputs)
+        outputs += map(g.grad_input, range(1, count, 2))
+    inputs = [g.grad_output(0), *map(g.input, range(count))]
+    g.emit("WeightedSumGradient", inputs, outputs)

@@ -127,12 +127,16 @@ def _(g):
 def batch_matmul(a, b, *, trans_a: bool = False, trans_b: bool = False, broadcast: bool = False):
     """Matrix products of the last two dimensions. Leading dimensions must be equal, or with `broadcast` they broadcast."""
     raise_if(a.ndim == 0 or b.ndim == 0, "both must have a dimension at least", a=a, b=b)
-    a3 = (
-        a[None, :] if a.ndim == 1 else (jnp.swapaxes(a, -1, -2) if trans_a else a)
-    )  # a vector a is a row
-    b3 = (
-        b[:, None] if b.ndim == 1 else (jnp.swapaxes(b, -1, -2) if trans_b else b)
-    )  # a vector b is a column
+    a3 = a
+    if a.ndim == 1:
+        a3 = a[None, :]  # a vector a is a row
+    elif trans_a:
+        a3 = jnp.swapaxes(a, -1, -2)
+    b3 = b
+    if b.ndim == 1:
+        b3 = b[:, None]  # a vector b is a column
+    elif trans_b:
+        b3 = jnp.swapaxes(b, -1, -2)
     if a3.shape[-1] != b3.shape[-2]:
         raise OpError(
             f"a is {describe(a)} and b is {describe(b)}: {a3.shape[-1]} columns of a meet {b3.shape[-2]} rows of b"

@@ -18,7 +18,7 @@ Shapes: T time, N batch, L length of an initial state (normally 1). The first in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jrnn.errors import OpError
 from jrnn.loops import scan
 from jrnn.nets.graph.ssa import undeclared_reads
-from jrnn.nets.ir import Op
+from jrnn.nets.ir import Op, written_by
 from jrnn.nets.lowering import RECOMPUTED, Context, execute
 from jrnn.nets.ops.recurrent_wiring import Link, Wiring, parse
 from jrnn.nets.ops.stopped_outputs import stop_outputs
@@ -68,9 +68,8 @@ class StepWorkspaces:
     constant: Mapping[str, Any] = field(default_factory=dict)
 
     def tree_flatten(self) -> tuple[Any, Any]:
-        return (self.stacked,), tuple(
-            (name, _Constant(value)) for name, value in self.constant.items()
-        )
+        constant = [(name, _Constant(value)) for name, value in self.constant.items()]
+        return (self.stacked,), tuple(constant)
 
     @classmethod
     def tree_unflatten(cls, constant: Any, stacked: Any) -> StepWorkspaces:
@@ -78,10 +77,12 @@ class StepWorkspaces:
 
     def steps(self) -> Iterator[tuple[str, Any]]:
         """Each blob of each step, with the step in its name: `gates0`, `gates1`, ..."""
-        count = max((len(v) for v in self.stacked.values()), default=0)
+        count = max(map(len, self.stacked.values()), default=0)
         for t in range(count):
-            yield from ((f"{name}{t}", value[t]) for name, value in self.stacked.items())
-            yield from ((f"{name}{t}", value) for name, value in self.constant.items())
+            for name, value in self.stacked.items():
+                yield f"{name}{t}", value[t]
+            for name, value in self.constant.items():
+                yield f"{name}{t}", value
 
 
 @op("RecurrentNetworkBlobFetcher", gradient="stops")
@@ -91,15 +92,13 @@ def recurrent_network_blob_fetcher(workspaces, *, prefix: str = "rnn"):
 
 
 def _cut(op: Op) -> str | None:
-    given = op.integers("outputs_with_grads")
-    if set(given) >= set(range(len(op.outputs) - 1)):  # all but the step workspaces
+    """Describes the gradients that outputs_with_grads stops; None if it stops none."""
+    passing = op.integers("outputs_with_grads")
+    all_results = range(len(op.outputs) - 1)  # without the step workspaces
+    if not passing or set(passing).issuperset(all_results):
         return None
-    named = ", ".join(repr(op.outputs[k]) for k in given if 0 <= k < len(op.outputs))
-    return (
-        f"argument outputs_with_grads {list(given)} lets only the gradients of {named} pass"
-        if given
-        else None
-    )
+    named = ", ".join(repr(op.outputs[k]) for k in passing if 0 <= k < len(op.outputs))
+    return f"argument outputs_with_grads {list(passing)} lets only the gradients of {named} pass"
 
 
 @op("RecurrentNetwork", outputs=(1, None), cuts=_cut)
@@ -111,9 +110,8 @@ def recurrent_network(*inputs, op, context):
     for name in op.outputs:
         alias = next((a for a in w.aliases if a.dst == name), None)
         if alias is None and name in w.states:
-            value = run.states[name][
-                0:
-            ]  # compat: an output with a state's name is all of its slots
+            # compat: an output with a state's name is all of its slots
+            value = run.states[name][0:]
         elif alias is None:
             value = run.collected.get(name, run.workspaces)  # the workspaces: the last output
         else:
@@ -123,9 +121,8 @@ def recurrent_network(*inputs, op, context):
         return tuple(results)
     arrays = [k for k, value in enumerate(results) if value is not run.workspaces]
     passes = [k in w.outputs_with_grads for k in arrays]
-    for k, value in zip(
-        arrays, stop_outputs([results[k] for k in arrays], passes, w.stopped_warning)
-    ):
+    stopped = stop_outputs([results[k] for k in arrays], passes, w.stopped_warning)
+    for k, value in zip(arrays, stopped):
         results[k] = value
     return tuple(results)
 
@@ -135,14 +132,23 @@ def _names_to_keep(w: Wiring, context: Context) -> tuple[str, ...]:
     last = w.outputs[-1]
     if last in context.unread or last in w.collected or any(a.dst == last for a in w.aliases):
         return ()  # nothing reads the step workspaces, or the operator has no such output
-    written = dict.fromkeys(o for step_op in w.step_net.ops for o in step_op.outputs)
+    written = written_by(w.step_net.ops)
     if context.eager:
         return tuple(written)
-    linked = {link.internal for link in w.links}
     if w.backward_step_net is None:
         return ()
     reads = {*w.backward_step_net.external_inputs, *undeclared_reads(w.backward_step_net)}
-    return tuple(n for n in written if n in reads and n not in linked)
+    reads -= {link.internal for link in w.links}
+    return tuple(filter(reads.__contains__, written))
+
+
+def initial_states(w: Wiring, blobs: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """The first L slots of every state; see `initial_state`."""
+    sequence = blobs[w.inputs[0]]
+    states = {}
+    for k, state in enumerate(w.states):
+        states[state] = initial_state(w, k, blobs[w.inputs[w.initial_ids[k]]], sequence)
+    return states
 
 
 def initial_state(w: Wiring, k: int, value: Any, sequence: Any) -> jax.Array:
@@ -155,7 +161,8 @@ def initial_state(w: Wiring, k: int, value: Any, sequence: Any) -> jax.Array:
     name = w.inputs[w.initial_ids[k]]
     batch = sequence.shape[1] if sequence.ndim > 1 else 1
     value = jnp.asarray(value)
-    if all(jnp.issubdtype(v.dtype, jnp.floating) for v in (value, sequence)):
+    is_floating = jnp.issubdtype(value.dtype, jnp.floating)
+    if is_floating and jnp.issubdtype(sequence.dtype, jnp.floating):
         value = value.astype(jnp.promote_types(value.dtype, sequence.dtype))
     if value.ndim == 0:
         return value[None]
@@ -194,50 +201,92 @@ def run_forward(
     w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], context: Context
 ) -> Forward:
     """Runs the step net over time, and stores the blobs `keep` of every step."""
-    sequence = blobs[w.inputs[0]]
-    steps = sequence.shape[0]
-    first = {
-        s: initial_state(w, k, blobs[w.inputs[w.initial_ids[k]]], sequence)
-        for k, s in enumerate(w.states)
-    }
+    steps = blobs[w.inputs[0]].shape[0]
+    first = initial_states(w, blobs)
     for link in w.links:
         if link.external in blobs and link.external not in first:
             _check_reach(link, blobs[link.external].shape[0], steps)
-    written = {o for step_op in w.step_net.ops for o in step_op.outputs}
-    reads = {
-        s: [link for link in w.state_links(s) if link.internal not in written] for s in w.states
-    }
-    writes = {s: [link for link in w.state_links(s) if link.internal in written] for s in w.states}
-    for s in w.states:
-        if not writes[s]:
+
+    # The links of each state, and what the step net must compute.
+    written = written_by(w.step_net.ops)
+    reads: dict[str, list[Link]] = {state: [] for state in w.states}
+    writes: dict[str, list[Link]] = {state: [] for state in w.states}
+    results: dict[str, None] = {}
+    for state in w.states:
+        for link in w.state_links(state):
+            if link.internal in written:
+                writes[state].append(link)
+                results[link.internal] = None
+            else:
+                reads[state].append(link)
+        if not writes[state]:
             raise OpError(
-                f"state {s!r} is never written: no blob that the step net writes is linked to it"
+                f"state {state!r} is never written: no blob that the step net writes is linked to it"
             )
-    results = [link.internal for s in w.states for link in writes[s]]
-    p = schedule(w.step_net, dict.fromkeys([*results, *w.collected.values(), *keep]))
+    scheduled = schedule(w.step_net, dict.fromkeys([*results, *w.collected.values(), *keep]))
 
     def gather(env: Mapping[str, Any]) -> tuple[StepWorkspaces, dict[str, Any]]:
-        constant = {
-            n: env[n] for n in keep if isinstance(env[n], np.ndarray)
-        }  # independent of the data, as shapes are
-        workspace = StepWorkspaces({n: env[n] for n in keep if n not in constant}, constant)
-        return workspace, {n: _one_slot(n, env[i]) for n, i in w.collected.items()}
+        """What a step gives besides its states: the blobs to store, and the collected outputs."""
+        stacked = {}
+        constant = {}
+        for name in keep:
+            if isinstance(env[name], np.ndarray):
+                constant[name] = env[name]  # does not depend on the data, as shapes do not
+            else:
+                stacked[name] = env[name]
+        collected = {name: _one_slot(name, env[blob]) for name, blob in w.collected.items()}
+        return StepWorkspaces(stacked, constant), collected
 
-    # The common case: each state is read within its last L slots, the carry, and written once, in the slot after them.
-    slot_by_slot = all(
-        [(link.offset, link.window) for link in writes[s]] == [(len(first[s]), 1)]
-        and all(r.offset >= 0 and r.offset + r.window <= len(first[s]) for r in reads[s])
-        for s in w.states
+    def is_shifted(state: str) -> bool:
+        """Whether a state is read within its last L slots, the carry, and written once, in the slot after them."""
+        length = len(first[state])
+        if [(link.offset, link.window) for link in writes[state]] != [(length, 1)]:
+            return False
+        return all(0 <= r.offset <= length - r.window for r in reads[state])
+
+    loop = _Loop(
+        w=w,
+        scheduled=scheduled,
+        first=first,
+        blobs=blobs,
+        steps=steps,
+        gather=gather,
+        context=context,
     )
-    if slot_by_slot:
-        states, (workspaces, collected) = _run_slot_by_slot(
-            w, reads, writes, p, first, blobs, steps, gather, context
-        )
+    if all(map(is_shifted, w.states)):  # the common case
+        states, (workspaces, collected) = _run_slot_by_slot(loop, reads, writes)
     else:
-        states, (workspaces, collected) = _run_on_buffers(
-            w, p, first, blobs, steps, gather, context
-        )
+        states, (workspaces, collected) = _run_on_buffers(loop)
     return Forward(states, collected, workspaces)
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """What both ways to run a step net over time need.
+
+    Attributes:
+        w: the arguments of the operator.
+        scheduled: the operators of a step.
+        first: the first L slots of each state.
+        blobs: the inputs of the operator.
+        steps: T.
+        gather: from the blobs of a step, what it gives besides its states.
+        context: the context of the operator.
+    """
+
+    w: Wiring
+    scheduled: Schedule
+    first: Mapping[str, Any]
+    blobs: Mapping[str, Any]
+    steps: int
+    gather: Callable[[Mapping[str, Any]], tuple[StepWorkspaces, dict[str, Any]]]
+    context: Context
+
+    def scan(self, step: Callable[..., Any], init: Any, sequences: Mapping[str, Any]) -> Any:
+        """Runs `step(carry, (t, slices of sequences))` over time."""
+        xs = (jnp.arange(self.steps, dtype=jnp.int32), sequences)
+        recompute = [RECOMPUTED] if self.w.recompute else None
+        return scan(step, init, xs, length=self.steps, recompute=recompute)
 
 
 def _one_slot(name: str, value: Any) -> Any:
@@ -250,71 +299,81 @@ def _one_slot(name: str, value: Any) -> Any:
 
 def sequence_views(w: Wiring, blobs: Mapping[str, Any], steps: int):
     """Returns the sequences to scan over, and a function that makes the step net's blobs from their slices and t."""
-    plain = {
-        link.internal: blobs[link.external]
-        for link in w.links
-        if link.external in blobs
-        and (link.offset, link.window) == (0, 1)
-        and blobs[link.external].shape[0] == steps
-    }
-    rest = [link for link in w.links if link.external in blobs and link.internal not in plain]
+    plain = {}
+    links = [link for link in w.links if link.external in blobs]
+    for link in links:
+        sequence = blobs[link.external]
+        if (link.offset, link.window) == (0, 1) and sequence.shape[0] == steps:
+            plain[link.internal] = sequence
 
     def views(xs: Mapping[str, Any], t: Any) -> dict[str, Any]:
-        slices = {n: x[None] for n, x in xs.items()} | {
-            k.internal: slots(blobs[k.external], k, t) for k in rest
-        }
-        return {**slices, w.timestep: t[None]}
+        env = {name: x[None] for name, x in xs.items()}
+        for link in links:
+            if link.internal not in plain:
+                env[link.internal] = slots(blobs[link.external], link, t)
+        env[w.timestep] = t[None]
+        return env
 
     return plain, views
 
 
 def _step_context(w: Wiring, t: Any, context: Context) -> Context:
     if w.recompute:
-        checkpoint_name(
-            t, RECOMPUTED
-        )  # `scan` raises if no value has this name, as when no listed blob is computed
+        # `scan` raises if no value has this name, as when no listed blob is computed.
+        checkpoint_name(t, RECOMPUTED)
     return context.step(t, w.outputs[-1], w.recompute)
 
 
 def _run_slot_by_slot(
-    w: Wiring, reads, writes, p: Schedule, first, blobs, steps: int, gather, context: Context
-):
-    sequences, views = sequence_views(w, blobs, steps)
+    loop: _Loop, reads: Mapping[str, list[Link]], writes: Mapping[str, list[Link]]
+) -> tuple[dict[str, Any], Any]:
+    """The common case: the carry has the last L slots of each state, and each step makes the next one."""
+    w = loop.w
+    sequences, views = sequence_views(w, loop.blobs, loop.steps)
+    smooth_states = w.smooth_states
 
     def step(carry, xs):
         t, now = xs
         env = views(now, t)
-        for s in w.states:
-            env.update((r.internal, carry[s][r.offset : r.offset + r.window]) for r in reads[s])
-        env = execute(p, env, _step_context(w, t, context))
-        new = {s: _new_slot(writes[s][0], env, carry[s]) for s in w.states}
-        new = {s: v if s in w.smooth_states else lax.stop_gradient(v) for s, v in new.items()}
-        after = {
-            s: jnp.concatenate([carry[s][1:], new[s]]) if carry[s].shape[0] > 1 else new[s]
-            for s in w.states
-        }
-        return after, (new, gather(env))  # `new` itself: outputs and residuals share one stack
+        for state in w.states:
+            for link in reads[state]:
+                env[link.internal] = carry[state][link.offset : link.offset + link.window]
+        env = execute(loop.scheduled, env, _step_context(w, t, loop.context))
 
-    xs = (jnp.arange(steps, dtype=jnp.int32), sequences)
-    last, (states, gathered) = scan(
-        step, first, xs, length=steps, recompute=[RECOMPUTED] if w.recompute else None
-    )
-    return {s: _States(first[s], states[s][:, 0], last[s]) for s in w.states}, gathered
+        new = {state: _new_slot(writes[state][0], env, carry[state]) for state in w.states}
+        for state in w.states:
+            if state not in smooth_states:
+                new[state] = lax.stop_gradient(new[state])
+        after = dict(new)  # `new` itself: outputs and residuals share one stack
+        for state in w.states:
+            if carry[state].shape[0] > 1:
+                after[state] = jnp.concatenate([carry[state][1:], new[state]])
+        return after, (new, loop.gather(env))
+
+    last, (stacked, gathered) = loop.scan(step, loop.first, sequences)
+    states = {}
+    for state in w.states:
+        states[state] = _States(loop.first[state], stacked[state][:, 0], last[state])
+    return states, gathered
 
 
 def _new_slot(link: Link, env: Mapping[str, Any], before: Any) -> Any:
+    """The new slot of a state, in the shape of the slots before."""
     new = jnp.asarray(env[link.internal])
     slot = (1, *before.shape[1:])
-    if [d for d in new.shape if d != 1] == [d for d in slot if d != 1]:
-        new = new.reshape(
-            slot
-        )  # compat: a slot is a view of memory, in which dimensions of 1 do not matter
+    if _larger_than_1(new.shape) == _larger_than_1(slot):
+        # compat: a slot is a view of memory, in which dimensions of 1 do not matter
+        new = new.reshape(slot)
     if new.shape != slot or new.dtype != before.dtype:
         raise OpError(
             f"state {link.external!r} is {before.dtype}[1,{','.join(map(str, before.shape[1:]))}], but the step net writes "
             f"{link.internal!r} as {new.dtype}{list(new.shape)}"
         )
     return new
+
+
+def _larger_than_1(shape: tuple[int, ...]) -> list[int]:
+    return [size for size in shape if size != 1]
 
 
 class _States:
@@ -336,40 +395,42 @@ class _States:
         return jnp.concatenate([self.first[start:], self.rest])
 
 
-def _run_on_buffers(w: Wiring, p: Schedule, first, blobs, steps: int, gather, context: Context):
+def _run_on_buffers(loop: _Loop) -> tuple[dict[str, Any], Any]:
     """The general case: links are windows on whole states, as in Caffe2. After a write, every window has the new value."""
-    sequences, views = sequence_views(w, blobs, steps)
-    buffers = {
-        s: jnp.concatenate([v, jnp.zeros((steps, *v.shape[1:]), v.dtype)]) for s, v in first.items()
-    }
+    w = loop.w
+    sequences, views = sequence_views(w, loop.blobs, loop.steps)
+    buffers = {}
+    for state, first in loop.first.items():
+        later = jnp.zeros((loop.steps, *first.shape[1:]), first.dtype)
+        buffers[state] = jnp.concatenate([first, later])
     for link in w.links:
         if link.external in buffers:
-            _check_reach(link, buffers[link.external].shape[0], steps)
+            _check_reach(link, buffers[link.external].shape[0], loop.steps)
 
     def step(carry, xs):
         t, now = xs
         carry = dict(carry)
         env = views(now, t)
-        env.update(
-            (link.internal, slots(carry[s], link, t)) for s in w.states for link in w.state_links(s)
-        )
-        for one in p.steps:
-            env = execute(Schedule((one,), ()), env, _step_context(w, t, context))
-            for link in w.links:
-                if link.external in carry and link.internal in one.op.outputs:
-                    new = (
-                        _new_slot(link, env, carry[link.external])
-                        if link.window == 1
-                        else env[link.internal]
-                    )
-                    carry[link.external] = lax.dynamic_update_slice_in_dim(
-                        carry[link.external], new, t + link.offset, axis=0
-                    )
-                    env.update(
-                        (o.internal, slots(carry[link.external], o, t))
-                        for o in w.state_links(link.external)
-                    )
-        return carry, gather(env)
 
-    xs = (jnp.arange(steps, dtype=jnp.int32), sequences)
-    return scan(step, buffers, xs, length=steps, recompute=[RECOMPUTED] if w.recompute else None)
+        def read_windows(state: str) -> None:
+            for link in w.state_links(state):
+                env[link.internal] = slots(carry[state], link, t)
+
+        for state in w.states:
+            read_windows(state)
+        for scheduled_op in loop.scheduled.steps:
+            one_step = Schedule((scheduled_op,), ())
+            env.update(execute(one_step, env, _step_context(w, t, loop.context)))
+            for link in w.links:
+                state = link.external
+                if state not in carry or link.internal not in scheduled_op.op.outputs:
+                    continue
+                new = env[link.internal]
+                if link.window == 1:
+                    new = _new_slot(link, env, carry[state])
+                start = t + link.offset
+                carry[state] = lax.dynamic_update_slice_in_dim(carry[state], new, start, axis=0)
+                read_windows(state)
+        return carry, loop.gather(env)
+
+    return loop.scan(step, buffers, sequences)

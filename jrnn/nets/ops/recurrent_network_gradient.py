@@ -18,11 +18,11 @@ from jax import lax
 from jrnn.errors import GradientError, NetError, OpError
 from jrnn.loops import scan
 from jrnn.nets.graph.history import check_gradient_version
-from jrnn.nets.ir import Op
+from jrnn.nets.ir import Op, written_by
 from jrnn.nets.lowering import Context, execute
 from jrnn.nets.ops.recurrent_network import (
     StepWorkspaces,
-    initial_state,
+    initial_states,
     run_forward,
     sequence_views,
     slots,
@@ -63,38 +63,42 @@ def recurrent_network_gradient_maker(g):
         raise GradientError(
             "was built forward_only, without a backward step net; build it with forward_only=False"
         )
-    results = {a.dst for a in w.aliases} | set(w.collected)
+    results = {alias.dst for alias in w.aliases} | set(w.collected)
     arriving = [k for k, name in enumerate(w.outputs) if name in results and g.has_grad_output(k)]
     if arriving and w.outputs_with_grads is not None:
-        arriving = [
-            k for k in arriving if k in w.outputs_with_grads
-        ]  # a gradient of any other output stops here
+        # A gradient of any other output stops here.
+        arriving = list(filter(w.outputs_with_grads.__contains__, arriving))
         if not arriving:
             warn_of_stopped(w.stopped_warning)
     if not arriving:
         return
-    initial = [k for s, k in zip(w.states, w.initial_ids) if s in w.smooth_states]
-    targets = [w.inputs.index(n) for n in w.smooth_sequences] + [*w.params, *initial]
+
+    # The inputs that get gradients. A blob with two roles, such as the initial value of two states, gets a sum of parts.
+    smooth_states = w.smooth_states
+    targets = [*map(w.inputs.index, w.smooth_sequences), *w.params]
+    for state, position in zip(w.states, w.initial_ids):
+        if state in smooth_states:
+            targets.append(position)
     names = []
-    parts: dict[
-        int, list[str]
-    ] = {}  # of a blob with two roles, such as the initial value of two states
+    parts: dict[int, list[str]] = {}
     for k in targets:
         if targets.count(k) == 1:
             names.append(g.grad_input(k))
         else:
-            names.append(g.temporary(f"{w.inputs[k]}_grad_part_{len(parts.get(k, ()))}"))
-            parts.setdefault(k, []).append(names[-1])
+            parts_of_blob = parts.setdefault(k, [])
+            names.append(g.temporary(f"{w.inputs[k]}_grad_part_{len(parts_of_blob)}"))
+            parts_of_blob.append(names[-1])
+
     inputs = [
-        *(g.grad_output(k) for k in arriving),
-        *(g.input(k) for k in range(len(w.inputs))),
-        *(g.output(k) for k in range(len(w.outputs))),
+        *map(g.grad_output, arriving),
+        *map(g.input, range(len(w.inputs))),
+        *map(g.output, range(len(w.outputs))),
     ]
-    written = tuple(g.op.arg("outputs_with_grads", ()))
-    changed = {} if tuple(arriving) == written else {"outputs_with_grads": arriving}
-    g.emit("RecurrentNetworkGradient", inputs, names, **changed)
-    for k, names in parts.items():
-        g.emit(ACCUMULATE, names, [g.grad_input(k)], copy_args=False)
+    given = tuple(g.op.arg("outputs_with_grads", ()))
+    changes = {} if tuple(arriving) == given else {"outputs_with_grads": arriving}
+    g.emit("RecurrentNetworkGradient", inputs, names, **changes)
+    for k, names_of_parts in parts.items():
+        g.emit(ACCUMULATE, names_of_parts, [g.grad_input(k)], copy_args=False)
 
 
 @dataclass(frozen=True)
@@ -108,9 +112,8 @@ class _Backward:
     workspaces: StepWorkspaces
     forward: Schedule | None  # what the step net computes again, because it is not stored
     backward: Schedule | None
-    unprovided: tuple[
-        str, ...
-    ]  # local blobs whose gradients the backward net reads but nothing writes: they are zero
+    # Gradients of local blobs that the backward net reads but nothing writes: they are zero.
+    unprovided: tuple[str, ...]
     reads: tuple[Link, ...]
     writes: tuple[Link, ...]
     param_grads: tuple[str, ...]
@@ -119,110 +122,123 @@ class _Backward:
     def of(
         cls, w: Wiring, inputs: Mapping[str, Any], outputs: Mapping[str, Any], context: Context
     ) -> _Backward:
-        sequence = inputs[w.inputs[0]]
-        first = {
-            s: initial_state(w, k, inputs[w.inputs[w.initial_ids[k]]], sequence)
-            for k, s in enumerate(w.states)
-        }
-        states = {s: _restored(w, s, first[s], outputs) for s in w.states}
-        if any(v is None for v in states.values()):
+        first = initial_states(w, inputs)
+        states = {state: _restored(w, state, first[state], outputs) for state in w.states}
+        if any(value is None for value in states.values()):
             again = run_forward(w, inputs, (), context).states
-            states = {s: again[s][0:] for s in w.states}
+            states = {state: again[state][0:] for state in w.states}
         workspaces = outputs.get(w.outputs[-1]) if w.outputs else None
         if not isinstance(workspaces, StepWorkspaces):
             workspaces = StepWorkspaces()
-        of_states = {s + "_grad" for s in w.states}
-        reads = tuple(k for k in w.backward_links if k.external in of_states and k.offset > 0)
+
+        # The links to gradients of states: what a step reads, and what it writes.
+        reads: list[Link] = []
+        writes: list[Link] = []
+        of_states = {state + "_grad" for state in w.states}
+        for link in w.backward_links:
+            if link.external not in of_states:
+                continue
+            if link.offset > 0:
+                reads.append(link)
+            else:
+                writes.append(link)
+
         param_grads = w.param_grads or tuple(w.inputs[k] + "_grad" for k in w.params)
-        net = w.backward_step_net
         backward = None
-        missing = []
-        unprovided = ()
-        if net is not None:
-            written = {o for step_op in net.ops for o in step_op.outputs}
-            results = [*param_grads, *(k.internal for k in w.backward_links if k not in reads)]
-            backward = schedule(net, [n for n in dict.fromkeys(results) if n in written])
-            local = {o for step_op in w.step_net.ops for o in step_op.outputs}
-            linked = {k.internal for k in w.links}
-            at_hand = {*workspaces.stacked, *workspaces.constant, *linked}
-            given = {k.internal for k in reads} | {name + "_grad" for name in w.collected.values()}
-            unprovided = tuple(
-                n
-                for n in backward.required
-                if n.endswith("_grad")
-                and n not in given | local
-                and n.removesuffix("_grad") in local | linked
-            )
-            needed = [*backward.required, *(n.removesuffix("_grad") for n in unprovided)]
-            missing = [n for n in dict.fromkeys(needed) if n in local and n not in at_hand]
-        forward = schedule(w.step_net, missing) if missing else None
-        writes = tuple(k for k in w.backward_links if k.external in of_states and k not in reads)
+        forward = None
+        unprovided: list[str] = []
+        if w.backward_step_net is not None:
+            written = written_by(w.backward_step_net.ops)
+            results = dict.fromkeys(param_grads)
+            results.update((k.internal, None) for k in w.backward_links if k not in reads)
+            backward = schedule(w.backward_step_net, list(filter(written.__contains__, results)))
+
+            # What the backward net reads: local blobs that are not stored are computed again.
+            local = written_by(w.step_net.ops)
+            linked = {link.internal for link in w.links}
+            available = {*workspaces.stacked, *workspaces.constant, *linked}
+            given = {link.internal for link in reads}
+            given.update(name + "_grad" for name in w.collected.values())
+            needed = list(backward.required)
+            for name in backward.required:
+                blob = name.removesuffix("_grad")
+                is_gradient = blob != name and (blob in local or blob in linked)
+                if is_gradient and name not in given and name not in local:
+                    unprovided.append(name)
+                    needed.append(blob)
+            missing = [n for n in dict.fromkeys(needed) if n in local and n not in available]
+            if missing:
+                forward = schedule(w.step_net, missing)
         return cls(
-            w,
-            inputs,
-            states,
-            first,
-            workspaces,
-            forward,
-            backward,
-            unprovided,
-            reads,
-            writes,
-            param_grads,
+            w=w,
+            inputs=inputs,
+            states=states,
+            first=first,
+            workspaces=workspaces,
+            forward=forward,
+            backward=backward,
+            unprovided=tuple(unprovided),
+            reads=tuple(reads),
+            writes=tuple(writes),
+            param_grads=param_grads,
         )
 
     def run(self, arriving: Mapping[str, Any], context: Context) -> tuple:
         """Gradients of the sequences, the parameters and the initial states, in that order."""
         w = self.w
-        steps = self.inputs[self.w.inputs[0]].shape[0]
+        steps = self.inputs[w.inputs[0]].shape[0]
         sequences, views = sequence_views(w, self.inputs, steps)
         start, every_step = self._arriving(arriving, steps)
-        of_sequences = {
-            n: [k.internal for k in w.backward_links if k.external == n + "_grad"]
-            for n in w.smooth_sequences
-        }
-        of_outputs = {
-            k.internal: arriving[n]
-            for n in w.collected
-            if n in arriving
-            for k in w.backward_links
-            if k.external == n + "_grad"
-        }
+        of_outputs = {}
+        for name in w.collected:
+            for link in w.gradient_links(name):
+                if name in arriving:
+                    of_outputs[link.internal] = arriving[name]
+        smooth_sequences = w.smooth_sequences
 
         def step(carry, xs):
             gradients, totals = carry
-            t, now, kept, from_outside, of_output = xs
-            env = {**self.workspaces.constant, **kept, **views(now, t)}
-            env.update(
-                (k.internal, slots(self.states[k.external], k, t))
-                for k in w.links
-                if k.external in self.states
-            )
+            t, now, stored, from_outside, of_output = xs
+
+            # The blobs of the forward step.
+            env = {**self.workspaces.constant, **stored, **views(now, t)}
+            for link in w.links:
+                if link.external in self.states:
+                    env[link.internal] = slots(self.states[link.external], link, t)
             if w.recompute:  # otherwise recomputed blobs would be hoisted out of the loop and stored for all steps
-                arrays = {n: v for n, v in env.items() if isinstance(v, jax.Array)}
+                arrays = {name: x for name, x in env.items() if isinstance(x, jax.Array)}
                 arrays, gradients = lax.optimization_barrier((arrays, gradients))
                 env |= arrays
             here = context.step(t, w.outputs[-1])
             if self.forward is not None:
                 env = execute(self.forward, env, here)
-            gradients = {
-                s: _add(g, 0, from_outside[s][None]) if s in from_outside else g
-                for s, g in gradients.items()
-            }
-            for k in self.reads:
-                g = gradients[k.external.removesuffix("_grad")]
-                env[k.internal] = g[k.offset - 1 : k.offset - 1 + k.window]
-            env.update((n, jnp.zeros_like(env[n.removesuffix("_grad")])) for n in self.unprovided)
-            env.update((n, g[None]) for n, g in of_output.items())
+
+            # The gradients that arrive, and the backward step.
+            gradients = dict(gradients)
+            for state, g in gradients.items():
+                if state in from_outside:
+                    gradients[state] = _add(g, 0, from_outside[state][None])
+            for link in self.reads:
+                g = gradients[link.external.removesuffix("_grad")]
+                env[link.internal] = g[link.offset - 1 : link.offset - 1 + link.window]
+            for name in self.unprovided:
+                env[name] = jnp.zeros_like(env[name.removesuffix("_grad")])
+            for name, g in of_output.items():
+                env[name] = g[None]
             if self.backward is not None:
                 env = execute(self.backward, env, here)
-            totals = [a + env[n] if n in env else a for a, n in zip(totals, self.param_grads)]
-            out = {
-                n: sum(env[i].reshape(self.inputs[n].shape[1:]) for i in inner if i in env)
-                for n, inner in of_sequences.items()
-                if any(i in env for i in inner)
-            }
-            return ({s: self._earlier(s, g, env) for s, g in gradients.items()}, totals), out
+
+            new_totals = []
+            for total, name in zip(totals, self.param_grads):
+                new_totals.append(total + env[name] if name in env else total)
+            out = {}
+            for name in smooth_sequences:
+                shape = self.inputs[name].shape[1:]
+                inner = [k.internal for k in w.gradient_links(name) if k.internal in env]
+                if inner:
+                    out[name] = sum(env[blob].reshape(shape) for blob in inner)
+            earlier = {state: self._earlier(state, g, env) for state, g in gradients.items()}
+            return (earlier, new_totals), out
 
         xs = (
             jnp.arange(steps, dtype=jnp.int32),
@@ -233,24 +249,23 @@ class _Backward:
         )
         totals = [jnp.zeros_like(self.inputs[w.inputs[k]]) for k in w.params]
         (gradients, totals), out = scan(step, (start, totals), xs, length=steps, reverse=True)
-        first = [
-            self._of_initial(k, gradients[s])
-            for k, s in enumerate(w.states)
-            if s in w.smooth_states
-        ]
-        return (
-            *(out.get(n, jnp.zeros_like(self.inputs[n])) for n in w.smooth_sequences),
-            *totals,
-            *first,
-        )
+
+        results = []
+        for name in smooth_sequences:
+            results.append(out.get(name, jnp.zeros_like(self.inputs[name])))
+        results += totals
+        smooth_states = w.smooth_states
+        for k, state in enumerate(w.states):
+            if state in smooth_states:
+                results.append(self._of_initial(k, gradients[state]))
+        return tuple(results)
 
     def _arriving(self, arriving: Mapping[str, Any], steps: int):
         """Gradients that arrive from outside: of the slots after the last step, and of slot t+1 for every step t."""
         start = {}
         for s in self.w.smooth_states:
-            reach = max(
-                [1, *(k.offset + k.window - 1 for k in self.reads if k.external == s + "_grad")]
-            )
+            links = [link for link in self.reads if link.external == s + "_grad"]
+            reach = max((link.offset + link.window - 1 for link in links), default=1)
             length = self.first[s].shape[0]
             if reach != length:
                 raise GradientError(
@@ -270,7 +285,8 @@ class _Backward:
                 start[s] = start[s].at[-1].add(g[0])
             elif alias.offset == 1:
                 every_step[s] = every_step[s] + g[:steps] if s in every_step else g[:steps]
-                start[s] = _add(start[s], 1, g[steps:]) if len(g) > steps else start[s]
+                if len(g) > steps:
+                    start[s] = _add(start[s], 1, g[steps:])
             else:
                 raise GradientError(
                     f"output {alias.dst!r} begins at slot {alias.offset}; only 1 and -1 have gradients"
@@ -280,20 +296,25 @@ class _Backward:
     def _earlier(self, state: str, gradients: Any, env: Mapping[str, Any]) -> Any:
         """The gradients of slots t, t+1, ... from those of t+1, t+2, ...: drops the last and adds those of step t."""
         slot = (1, *gradients.shape[1:])
-        mine = [k for k in self.writes if k.external == state + "_grad" and k.internal in env]
-        if len(gradients) == 1 and len(mine) == 1:
-            return env[mine[0].internal].reshape(slot)
+        links = [k for k in self.writes if k.external == state + "_grad" and k.internal in env]
+        if len(gradients) == 1 and len(links) == 1:
+            return env[links[0].internal].reshape(slot)
         gradients = jnp.concatenate([jnp.zeros(slot, gradients.dtype), gradients[:-1]])
-        for k in mine:
-            gradients = _add(gradients, 0, env[k.internal].reshape(k.window, *gradients.shape[1:]))
+        for link in links:
+            more = env[link.internal].reshape(link.window, *gradients.shape[1:])
+            gradients = _add(gradients, 0, more)
         return gradients
 
     def _of_initial(self, k: int, gradients: Any) -> Any:
+        """The gradient of an initial value from the gradients of the first slots; one for the batch gets a sum."""
         value = self.inputs[self.w.inputs[self.w.initial_ids[k]]]
-        return gradients[0].sum(axis=0) if value.ndim == 1 else gradients.reshape(value.shape)
+        if value.ndim == 1:
+            return gradients[0].sum(axis=0)
+        return gradients.reshape(value.shape)
 
 
 def _add(gradients: Any, start: int, more: Any) -> Any:
+    """Adds `more` to the slots from `start` on."""
     if gradients.shape == more.shape:
         return gradients + more
     return gradients.at[start : start + len(more)].add(more)
@@ -302,10 +323,8 @@ def _add(gradients: Any, start: int, more: Any) -> Any:
 def _restored(w: Wiring, state: str, first: Any, outputs: Mapping[str, Any]) -> Any:
     """The slots of a state, assembled from an output that holds most of them; None without such an output."""
     for alias in w.aliases:
-        if (
-            alias.src == state
-            and 0 <= alias.offset <= len(first)
-            and outputs.get(alias.dst) is not None
-        ):
-            return jnp.concatenate([first[: alias.offset], outputs[alias.dst]])
+        output = outputs.get(alias.dst)
+        is_of_state = alias.src == state and 0 <= alias.offset <= len(first)
+        if is_of_state and output is not None:
+            return jnp.concatenate([first[: alias.offset], output])
     return None

@@ -53,7 +53,7 @@ class Wiring:
     def sequences(self) -> tuple[str, ...]:
         """The inputs that are read step by step."""
         external = {link.external for link in self.links}
-        return tuple(n for n in dict.fromkeys(self.inputs) if n in external)
+        return tuple(filter(external.__contains__, dict.fromkeys(self.inputs)))
 
     @property
     def collected(self) -> dict[str, str]:
@@ -64,15 +64,18 @@ class Wiring:
     @property
     def smooth_sequences(self) -> tuple[str, ...]:
         """The sequences that get a gradient."""
-        return tuple(
-            n for n in self.sequences if any(k.external == n + "_grad" for k in self.backward_links)
-        )
+        return tuple(name for name in self.sequences if self.gradient_links(name))
 
     @property
     def smooth_states(self) -> tuple[str, ...]:
         """The states that gradients pass through: all of them without a backward pass."""
-        linked = {k.external for k in self.backward_links}
-        return tuple(s for s in self.states if not linked or s + "_grad" in linked)
+        if not self.backward_links:
+            return self.states
+        return tuple(filter(self.gradient_links, self.states))
+
+    def gradient_links(self, name: str) -> list[Link]:
+        """The links of the backward step net to the gradient of a sequence, a state or an output."""
+        return [link for link in self.backward_links if link.external == name + "_grad"]
 
     @property
     def stopped_warning(self) -> str:
@@ -101,11 +104,16 @@ def _links(op: Op, prefix: str) -> tuple[Link, ...]:
     external = op.names(prefix + "link_external")
     offset = op.integers(prefix + "link_offset")
     window = op.integers(prefix + "link_window") or (1,) * len(internal)
-    lists = {"internal": internal, "external": external, "offset": offset, "window": window}
-    if len({len(v) for v in lists.values()}) > 1:
-        sizes = ", ".join(f"{prefix}link_{k} {len(v)}" for k, v in lists.items())
+    counts = {
+        "internal": len(internal),
+        "external": len(external),
+        "offset": len(offset),
+        "window": len(window),
+    }
+    if len(set(counts.values())) > 1:
+        sizes = ", ".join(f"{prefix}link_{part} {count}" for part, count in counts.items())
         raise OpError(f"the lists of links must have one length; they have: {sizes}")
-    return tuple(Link(*fields) for fields in zip(internal, external, offset, window))
+    return tuple(map(Link, internal, external, offset, window))
 
 
 def parse(op: Op, inputs: Iterable[str], outputs: Iterable[str]) -> Wiring:
@@ -117,14 +125,14 @@ def parse(op: Op, inputs: Iterable[str], outputs: Iterable[str]) -> Wiring:
         raise OpError(str(e)) from None
     step_net = _net(op, "step_net")
     raise_if(step_net is None, "argument 'step_net' (Net) is required")
-    aliases = zip(op.names("alias_src"), op.names("alias_dst"), op.integers("alias_offset"))
+    aliases = map(Alias, op.names("alias_src"), op.names("alias_dst"), op.integers("alias_offset"))
     wiring = Wiring(
         step_net=step_net,
         inputs=inputs,
         outputs=tuple(outputs),
         timestep=next(iter(op.names("timestep")), "timestep"),
         links=_links(op, ""),
-        aliases=tuple(Alias(*fields) for fields in aliases),
+        aliases=tuple(aliases),
         states=op.names("recurrent_states"),
         initial_ids=op.integers("initial_recurrent_state_ids"),
         backward_step_net=_net(op, "backward_step_net"),
@@ -138,21 +146,21 @@ def parse(op: Op, inputs: Iterable[str], outputs: Iterable[str]) -> Wiring:
     return wiring
 
 
+def _check_positions(argument: str, positions: Iterable[int], count: int) -> None:
+    """Raises OpError for a position outside of a list of `count` blobs."""
+    for k in positions:
+        if not 0 <= k < count:
+            raise OpError(f"argument {argument!r} holds {k}, but there are {count} to choose from")
+
+
 def _check(w: Wiring) -> None:
     if len(w.states) != len(w.initial_ids):
         raise OpError(
             f"needs {len(w.states)} initial_recurrent_state_ids, one per state, has {len(w.initial_ids)}"
         )
-    for what, ids, count in (
-        ("initial_recurrent_state_ids", w.initial_ids, len(w.inputs)),
-        ("param", w.params, len(w.inputs)),
-        ("outputs_with_grads", w.outputs_with_grads or (), len(w.outputs)),
-    ):
-        for k in ids:
-            raise_if(
-                not 0 <= k < count,
-                f"argument {what!r} holds {k}, but there are {count} to choose from",
-            )
+    _check_positions("initial_recurrent_state_ids", w.initial_ids, len(w.inputs))
+    _check_positions("param", w.params, len(w.inputs))
+    _check_positions("outputs_with_grads", w.outputs_with_grads or (), len(w.outputs))
     known = {*w.states, *w.inputs, *w.outputs}
     for link in w.links:
         if link.external not in known:

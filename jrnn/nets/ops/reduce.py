@@ -36,16 +36,16 @@ def _extremum(pick: Callable) -> Callable:
     @partial(jax.custom_jvp, nondiff_argnums=(1,))
     def extremum(x: Any, axes: tuple[int, ...]) -> Any:
         initial = None
-        if (
-            not x.size
-        ):  # the result of a reduction over no elements is the largest or smallest finite number
+        if not x.size:
+            # The result of a reduction over no elements is the largest or smallest finite number.
             info = np.iinfo(x.dtype) if x.dtype.kind in "iu" else jnp.finfo(x.dtype)
             initial = info.max if pick is jnp.min else info.min
         return pick(x, axes, keepdims=True, initial=initial)
 
     @extremum.defjvp
     def _(axes, primals, tangents):
-        (x,), (dx,) = primals, tangents
+        (x,) = primals
+        (dx,) = tangents
         y = extremum(x, axes)
         return y, jnp.sum(jnp.where(x == y, dx, 0), axes, keepdims=True)
 
@@ -56,6 +56,10 @@ max_of = _extremum(jnp.max)
 min_of = _extremum(jnp.min)
 
 
+def l1_of(x: Any, axes: tuple[int, ...]) -> Any:
+    return sum_of(magnitude(as_float(x)), axes)
+
+
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def l2_of(x: Any, axes: tuple[int, ...]) -> Any:
     return jnp.sqrt(sum_of(jnp.square(as_float(x)), axes))
@@ -63,7 +67,8 @@ def l2_of(x: Any, axes: tuple[int, ...]) -> Any:
 
 @l2_of.defjvp
 def _(axes, primals, tangents):
-    (x,), (dx,) = primals, tangents
+    (x,) = primals
+    (dx,) = tangents
     y = l2_of(x, axes)
     direction = jnp.where(y == 0, 1, x / jnp.where(y == 0, 1, y))  # compat: 1 at zero
     return y, sum_of(dx * direction, axes)
@@ -83,13 +88,14 @@ _register("ReduceSum", sum_of)
 _register("ReduceMean", mean_of)
 _register("ReduceMax", max_of)
 _register("ReduceMin", min_of)
-_register("ReduceL1", lambda x, axes: sum_of(magnitude(as_float(x)), axes))
+_register("ReduceL1", l1_of)
 _register("ReduceL2", l2_of)
 
 
 @op_with_vjp("SumElements", gradient="SumElementsGradient(x, dy)")
 def sum_elements(x, *, average: bool = False):
-    return jnp.sum(as_float(x)) / (max(x.size, 1) if average else 1)
+    total = jnp.sum(as_float(x))
+    return total / max(x.size, 1) if average else total
 
 
 @op("SumElementsInt", gradient="forbidden")
@@ -98,11 +104,9 @@ def sum_elements_int(x):
     return jnp.sum(x, dtype=x.dtype)
 
 
-op("SumSqrElements")(
-    lambda x, *, average=False: (
-        jnp.sum(jnp.square(as_float(x))) / (max(x.size, 1) if average else 1)
-    )
-)
+@op("SumSqrElements")
+def sum_squared_elements(x, *, average: bool = False):
+    return sum_elements(jnp.square(as_float(x)), average=average)
 
 
 def _arg_extremum(type: str, pick: Callable, worst: float) -> None:
@@ -111,9 +115,8 @@ def _arg_extremum(type: str, pick: Callable, worst: float) -> None:
         over = canonical_axis(axis, x.ndim)
         raise_if(x.shape[over] == 0, f"axis {over} must not be empty", x=x)
         x = jnp.asarray(x)
-        if (
-            x.dtype.kind == "f"
-        ):  # comparisons with NaN are false: a NaN at the front stays, others are never picked
+        if x.dtype.kind == "f":
+            # Comparisons with NaN are false: a NaN at the front stays, others are never picked.
             first = jnp.take(x, jnp.array([0]), axis=over)
             index = pick(jnp.where(jnp.isnan(x), worst, x), over, keepdims=True)
             index = jnp.where(jnp.isnan(first), 0, index)
@@ -146,7 +149,8 @@ def top_k(x, k_blob=None, *, k: int | None = None, axis: int = -1):
     place = jnp.take_along_axis(flat, index, axis=-1)
     padding = [(0, 0)] * (x.ndim - 1) + [(0, max(k - size, 0))]
     values = jnp.pad(values, padding)
-    index, place = (jnp.pad(v.astype(int64()), padding, constant_values=-1) for v in (index, place))
+    index = jnp.pad(index.astype(int64()), padding, constant_values=-1)
+    place = jnp.pad(place.astype(int64()), padding, constant_values=-1)
     return (
         jnp.moveaxis(values, -1, over),
         jnp.moveaxis(index, -1, over),

@@ -139,9 +139,9 @@ def _run(x, hidden, cell, weights, reverse):
         check_shape(w, (gates, rows), f"a layer's {name} weight")
     for bias in biases:
         check_shape(bias, (gates,), "a layer's bias")
-    projected = (
-        x @ w_input.T + sum(biases)[None, None, :] if biases else x @ w_input.T
-    )  # [T, N, 4H]
+    projected = x @ w_input.T  # [T, N, 4H]
+    if biases:
+        projected = projected + sum(biases)[None, None, :]
 
     def step(carry, projected_t):
         h, c = carry

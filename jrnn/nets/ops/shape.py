@@ -29,13 +29,11 @@ def reshape(x, new_shape=None, *, shape: tuple[int, ...] | None = None):
         raise OpError(
             "takes the new shape either as input 1 or as argument 'shape'; give one of them"
         )
-    wanted = (
-        shape or ()
-        if new_shape is None
-        else tuple(int(d) for d in np.asarray(new_shape).reshape(-1))
-    )
+    wanted = shape or ()
+    if new_shape is not None:
+        wanted = tuple(map(int, np.asarray(new_shape).reshape(-1)))
     size = math.prod(x.shape)
-    # in an empty array 0 is an ordinary size, so that a gradient can get its old shape back
+    # In an empty array 0 is an ordinary size, so that a gradient can get its old shape back.
     sizes = [x.shape[k] if d == 0 and size and k < x.ndim else d for k, d in enumerate(wanted)]
     if sizes.count(-1) == 1:
         rest = math.prod(d for d in sizes if d != -1)
@@ -45,9 +43,8 @@ def reshape(x, new_shape=None, *, shape: tuple[int, ...] | None = None):
             f"x is {describe(x)}, {size} elements, which do not take shape {list(wanted)}; its product must be {size}, and "
             "one dimension may be -1"
         )
-    old = np.array(
-        x.shape, np.int32 if new_shape is not None and new_shape.dtype == np.int32 else np.int64
-    )
+    is_int32 = new_shape is not None and new_shape.dtype == np.int32
+    old = np.array(x.shape, np.int32 if is_int32 else np.int64)
     return jnp.reshape(x, sizes), old
 
 
@@ -121,15 +118,23 @@ def _bounds(x, starts, ends, starts_blob, ends_blob):
             f"x is {describe(x)}; starts {list(starts)} and ends {list(ends)} must pair, at most {x.ndim}"
         )
     bounds = [(0, size) for size in x.shape]
-    for k, pair in enumerate(zip(starts, ends)):
+    for k, (start, end) in enumerate(zip(starts, ends)):
         size = x.shape[k]
-        start, end = (min(size + 1 + n if n < 0 else n, size) for n in pair)
+        start = _bound(start, size)
+        end = _bound(end, size)
         if size and not 0 <= start <= end:
             raise OpError(
                 f"x is {describe(x)}: {list(starts)} to {list(ends)} leave nothing of dimension {k}"
             )
         bounds[k] = (start, end) if size else (0, 0)
     return bounds
+
+
+def _bound(number: int, size: int) -> int:
+    """A bound within a dimension, counted from the end if it is negative."""
+    if number < 0:
+        number += size + 1
+    return min(number, size)
 
 
 @op("Slice", gradient="SliceGradient(*, dy)")
@@ -241,12 +246,14 @@ def split(
             f"of axis {axis}"
         )
     parts = jnp.split(x, np.cumsum(split)[:-1].tolist(), axis)
-    return tuple(jnp.squeeze(part, axis) if add_axis else part for part in parts)
+    if add_axis:
+        parts = [jnp.squeeze(part, axis) for part in parts]
+    return tuple(parts)
 
 
 @gradient("Split")
 def make_split_gradient(g):
-    inputs = [g.grad_output(k) for k in range(len(g.op.outputs))]
+    inputs = list(map(g.grad_output, range(len(g.op.outputs))))
     g.emit("Concat", inputs, [g.grad_input(0), f"_{g.op.inputs[0]}_grad_dims"])
 
 
@@ -278,7 +285,9 @@ def _tiled(x: Any, repeats: tuple[int, ...]) -> Any:
 @op("Tile", gradient="TileGradient(dy, tiles_blob, axis_blob)")
 def tile(x, tiles_blob=None, axis_blob=None, *, tiles: int | None = None, axis: int | None = None):
     count, over = _repeats(x, tiles, axis, tiles_blob, axis_blob)
-    return _tiled(x, tuple(count if k == over else 1 for k in range(x.ndim)))
+    repeats = [1] * x.ndim
+    repeats[over] = count
+    return _tiled(x, tuple(repeats))
 
 
 @op("TileGradient")
@@ -290,10 +299,9 @@ def tile_gradient(
         raise OpError(
             f"the gradient is {describe(dy)}; axis {over} is no multiple of tiles {count}"
         )
-    parts = jnp.reshape(
-        dy, (*dy.shape[:over], count, dy.shape[over] // count, *dy.shape[over + 1 :])
-    )
-    return jnp.sum(parts, over, dtype=dy.dtype)
+    shape = list(dy.shape)
+    shape[over : over + 1] = [count, dy.shape[over] // count]
+    return jnp.sum(jnp.reshape(dy, shape), over, dtype=dy.dtype)
 
 
 @op("NumpyTile")
@@ -313,10 +321,10 @@ def expand(x, shape):
     wanted = np.asarray(shape).tolist()
     rank = max(x.ndim, len(wanted))
     old = (1,) * (rank - x.ndim) + x.shape
-    new = [
-        size if asked in (-1, 1) else asked
-        for asked, size in zip([1] * (rank - len(wanted)) + wanted, old)
-    ]
+    new = [1] * (rank - len(wanted)) + wanted
+    for k, size in enumerate(old):
+        if new[k] in (-1, 1):
+            new[k] = size
     if any(size not in (1, asked) for asked, size in zip(new, old)):
         raise OpError(
             f"x is {describe(x)} and shape is {wanted}; dimensions must be equal, or one of them 1"
@@ -333,11 +341,9 @@ def flatten(x, *, axis: int = 1):
         raise OpError(
             f"argument 'axis' is {axis} and x is {describe(x)}; it must be in [0, {x.ndim}]"
         )
-    return (
-        np.reshape(x, (math.prod(x.shape[:axis]), -1))
-        if x.dtype.kind in STRINGS
-        else flat_at(x, axis)
-    )
+    if x.dtype.kind in STRINGS:
+        return np.reshape(x, (math.prod(x.shape[:axis]), -1))
+    return flat_at(x, axis)
 
 
 @op("FlattenToVec", gradient="ResizeLike(dy, x)")

@@ -24,14 +24,14 @@ def stop_outputs(values: Sequence[Any], passes: Sequence[bool], warning: str) ->
         passes: for each value, whether its gradient passes.
         warning: the text of the warning, given while tracing, if gradients arrive only at outputs that stop them.
     """
+    results = list(values)
     smooth = [k for k, v in enumerate(values) if jnp.issubdtype(jnp.result_type(v), jnp.inexact)]
-    stopped = list(values)
-    if all(passes[k] for k in smooth):
-        return stopped
-    kept = _stop(tuple(passes[k] for k in smooth), warning, *(stopped[k] for k in smooth))
-    for k, value in zip(smooth, kept):
-        stopped[k] = value
-    return stopped
+    smooth_passes = tuple(passes[k] for k in smooth)
+    if not all(smooth_passes):
+        stopped = _stop(smooth_passes, warning, *(values[k] for k in smooth))
+        for k, value in zip(smooth, stopped):
+            results[k] = value
+    return results
 
 
 def warn_of_stopped(warning: str) -> None:
@@ -59,15 +59,15 @@ def _apply(*tangents: Any, passes: tuple[bool, ...], warning: str) -> list[Any]:
 def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], **params: Any
 ) -> tuple[list[Any], list[Any]]:
-    moved = [ad.instantiate_zeros(t) for t in tangents]
-    return _stop_p.bind(*primals, **params), _stop_p.bind(*moved, **params)
+    tangents = list(map(ad.instantiate_zeros, tangents))
+    return _stop_p.bind(*primals, **params), _stop_p.bind(*tangents, **params)
 
 
 def _transpose(
     cts: Sequence[Any], *tangents: Any, passes: tuple[bool, ...], warning: str
 ) -> list[Any]:
-    arrives = [not isinstance(ct, ad.Zero) for ct in cts]
-    if any(arrives) and not any(a and p for a, p in zip(arrives, passes)):
+    arriving = [is_passed for ct, is_passed in zip(cts, passes) if not isinstance(ct, ad.Zero)]
+    if arriving and not any(arriving):
         warn_of_stopped(warning)
     return [ct if p else ad.Zero(t.aval) for ct, p, t in zip(cts, passes, tangents)]
 

@@ -52,9 +52,7 @@ def check_shape(x: Any, shape: tuple[int, ...], name: str) -> None:
 def check_same_shape(names: str, *xs: Any) -> None:
     """Raises OpError unless all `xs`, called `names` in the error, have one shape."""
     if any(x.shape != xs[0].shape for x in xs):
-        raise OpError(
-            f"{names} are {', '.join(describe(x) for x in xs)}; they must have the same shape"
-        )
+        raise OpError(f"{names} are {', '.join(map(describe, xs))}; they must have the same shape")
 
 
 def check_float(x: Any, name: str) -> None:
@@ -167,9 +165,9 @@ def takes(**makers: Callable) -> Callable[[Callable], Callable]:
     Each maker is a function of keyword-only parameters. With `@takes(window=make_window)`, the operator has the Arguments of
     `make_window` in place of `window`, and its function is called with `window=make_window(...)`.
     """
-    arguments = {
-        name: inspect.signature(make, eval_str=True).parameters for name, make in makers.items()
-    }
+    arguments = {}
+    for name, make in makers.items():
+        arguments[name] = inspect.signature(make, eval_str=True).parameters
 
     def register(fn: Callable) -> Callable:
         own = inspect.signature(fn, eval_str=True).parameters.values()
@@ -177,11 +175,14 @@ def takes(**makers: Callable) -> Callable[[Callable], Callable]:
         @functools.wraps(fn)
         def call(*blobs: Any, **args: Any) -> Any:
             for name, make in makers.items():
-                args[name] = make(**{k: args.pop(k) for k in arguments[name] if k in args})
+                given = {k: args.pop(k) for k in arguments[name] if k in args}
+                args[name] = make(**given)
             return fn(*blobs, **args)
 
-        more = [p for parameters in arguments.values() for p in parameters.values()]
-        call.__signature__ = inspect.Signature([*(p for p in own if p.name not in makers), *more])  # type: ignore
+        signature = [p for p in own if p.name not in makers]
+        for parameters in arguments.values():
+            signature += parameters.values()
+        call.__signature__ = inspect.Signature(signature)  # type: ignore
         return call
 
     return register

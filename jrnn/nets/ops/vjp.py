@@ -48,20 +48,21 @@ def vjp_op(gradient: str, least: int = 1, dynamic: bool = False) -> Callable[[F]
             places = sorted(arriving)
 
             def forward(*primals: Any) -> list[Any]:
-                results = fn(*{**inputs, **dict(zip(chosen, primals))}.values(), **args)
-                return [(results if isinstance(results, tuple) else (results,))[k] for k in places]
+                all_inputs = {**inputs, **dict(zip(chosen, primals))}
+                results = fn(*all_inputs.values(), **args)
+                if not isinstance(results, tuple):
+                    results = (results,)
+                return [results[k] for k in places]
 
             ys, pullback = jax.vjp(forward, *(jnp.asarray(inputs[n]) for n in chosen))
             gradients = pullback([_shaped(arriving[k], y) for k, y in zip(places, ys)])
             return gradients if len(gradients) > 1 else gradients[0]
 
-        read = [_parameter(n, blobs, least) for n in reads]
-        backward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [*read, *(p for p in parameters.values() if p.kind is p.KEYWORD_ONLY)]
-        )
-        op(
-            declared["type"], outputs=(1, None) if writes == ["*"] else len(writes), dynamic=dynamic
-        )(backward)
+        signature = [_parameter(n, blobs, least) for n in reads]
+        signature += [p for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
+        backward.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+        outputs = (1, None) if writes == ["*"] else len(writes)
+        op(declared["type"], outputs=outputs, dynamic=dynamic)(backward)
         return fn
 
     return register
@@ -71,13 +72,12 @@ def _parameter(name: str, blobs: Mapping[str, inspect.Parameter], least: int) ->
     """A blob that a gradient operator reads, as a parameter: optional where the forward operator may lack it."""
     if name == "*":
         return inspect.Parameter("xs", inspect.Parameter.VAR_POSITIONAL)
-    optional = (
-        blobs[name].default is None
-        if name in blobs
-        else name[0] == "y" and int(name[1:] or 0) >= least
-    )
+    if name in blobs:
+        is_optional = blobs[name].default is None
+    else:
+        is_optional = name[0] == "y" and int(name[1:] or 0) >= least
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Parameter(name, kind, default=None if optional else inspect.Parameter.empty)
+    return inspect.Parameter(name, kind, default=None if is_optional else inspect.Parameter.empty)
 
 
 def _assigned(
@@ -85,11 +85,14 @@ def _assigned(
 ) -> tuple[dict[str, Any], dict[int, Any]]:
     """The inputs of the forward function by name, in its order, and the gradients that arrive, by output."""
     several = [f"#{k}" for k in range(len(values) - len(reads) + 1)]  # what `*` stands for
-    given = dict(
-        zip([name for read in reads for name in (several if read == "*" else [read])], values)
-    )
+    names = list(reads)
+    if "*" in reads:
+        star = reads.index("*")
+        names[star : star + 1] = several
+        blobs = several
+    given = dict(zip(names, values))
     arriving = {int(n[2:] or 0): value for n, value in given.items() if n.startswith("dy")}
-    return {n: given.get(n) for n in (several if "*" in reads else blobs)}, arriving
+    return {name: given.get(name) for name in blobs}, arriving
 
 
 def pulled_back(fn: Callable[[Any], Any], x: Any, dy: Any) -> Any:

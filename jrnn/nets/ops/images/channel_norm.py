@@ -118,9 +118,8 @@ def spatial_bn_gradient(
         return dy, jnp.zeros_like(scale), jnp.zeros_like(scale)
     over = _all_but(x, axis)
     if is_test:
-        rstd = lax.rsqrt(
-            rstd + epsilon
-        )  # compat: Caffe2 takes var for rstd here, and its gradients are wrong
+        # compat: Caffe2 takes var for rstd here, and its gradients are wrong
+        rstd = lax.rsqrt(rstd + epsilon)
     normal = (x - _along(mean, x, axis)) * _along(rstd, x, axis)
     if num_batches > 1:
         if dscale_sum is None or dbias_sum is None:
@@ -136,11 +135,8 @@ def spatial_bn_gradient(
     if is_test:
         return dy * gain, dscale, dbias
     count = math.prod(x.shape[k] for k in over)
-    return (
-        gain * (dy - (_along(dbias, x, axis) + normal * _along(dscale, x, axis)) / count),
-        dscale,
-        dbias,
-    )
+    of_statistics = (_along(dbias, x, axis) + normal * _along(dscale, x, axis)) / count
+    return gain * (dy - of_statistics), dscale, dbias
 
 
 @gradient("SpatialBN")
@@ -149,21 +145,22 @@ def _(g):
     inputs = [g.input(0), g.input(1), g.grad_output(0), blob(3), blob(4)]
     outputs = [g.grad_input(k) for k in range(3)]
     if g.arg("num_batches", 1) > 1:
-        inputs += outputs[
-            1:
-        ]  # sums over the batches, which another operator writes under these names
+        # Sums over the batches, which another operator writes under these names.
+        inputs += outputs[1:]
     g.emit("SpatialBNGradient", inputs, outputs)
 
 
 def _neighbors(x: Any, axis: int, before: int, after: int) -> Any:
     """Sums over windows along an axis that reach `before` elements back and `after` ahead."""
+    # XLA takes the time of the whole window, so it does not reach beyond the array.
+    before = min(before, x.shape[axis])
+    after = min(after, x.shape[axis])
     size = [1] * x.ndim
+    size[axis] = before + 1 + after
     padding = [(0, 0)] * x.ndim
-    before, after = (
-        min(n, x.shape[axis]) for n in (before, after)
-    )  # XLA's time is that of the whole window
-    size[axis], padding[axis] = before + 1 + after, (before, after)
-    return lax.reduce_window(x, np.zeros((), x.dtype), lax.add, tuple(size), (1,) * x.ndim, padding)
+    padding[axis] = (before, after)
+    zero = np.zeros((), x.dtype)
+    return lax.reduce_window(x, zero, lax.add, tuple(size), (1,) * x.ndim, padding)
 
 
 @op_with_vjp("LRN", outputs=(1, 2), gradient="LRNGradient(x, y, dy)")

@@ -115,7 +115,8 @@ def _shifted(x: Any, filter: Any, c: Convolution) -> Any:
         limits = list(padded.shape)
         strides = [1] * padded.ndim
         for k, a in enumerate(spatial):
-            starts[a], strides[a] = place[k] * c.dilation[k], c.stride[k]
+            starts[a] = place[k] * c.dilation[k]
+            strides[a] = c.stride[k]
             limits[a] = starts[a] + (sizes[k] - 1) * c.stride[k] + 1
         weights = jnp.expand_dims(
             per_place[..., number], [a for a in range(padded.ndim) if a not in (axis, axis + 1)]

@@ -22,7 +22,8 @@ def _for_pooling(window: Window, x: Any) -> Window:
     check_float(x, "x")
     w = window.for_image(x)
     raise_if(
-        any(d != 1 for d in w.dilation), f"pooling takes no dilation, was given {list(w.dilation)}"
+        any(d != 1 for d in w.dilation),
+        f"pooling takes no dilation, was given {list(w.dilation)}",
     )
     if not w.whole and any(p >= k for p, k in zip(w.pads, w.kernel * 2)):
         raise OpError(f"pads {list(w.pads)} must be smaller than kernels {list(w.kernel)}")
@@ -42,10 +43,16 @@ def _reduce(x: Any, w: Window, start: float, combine: Any) -> Any:
     kernel = [1] * x.ndim
     stride = [1] * x.ndim
     for k, a in enumerate(axes):
-        kernel[a], stride[a] = w.kernel[k], w.stride[k]
-    # a concrete initial value, by which JAX recognizes the reduction and knows its gradient
+        kernel[a] = w.kernel[k]
+        stride[a] = w.stride[k]
     return lax.reduce_window(
-        w.pad(x, start), np.asarray(start, x.dtype), combine, tuple(kernel), tuple(stride), "VALID"
+        operand=w.pad(x, start),
+        # A concrete initial value, by which JAX recognizes the reduction and knows its gradient.
+        init_value=np.asarray(start, x.dtype),
+        computation=combine,
+        window_dimensions=tuple(kernel),
+        window_strides=tuple(stride),
+        padding="VALID",
     )
 
 
@@ -57,7 +64,8 @@ def _max_pool(x: Any, w: Window) -> Any:
 @_max_pool.defjvp
 def _max_pool_jvp(w, primals, tangents):
     """The gradient goes to every element equal to the maximum, as in MaxPoolGradient; JAX's own rule picks the first."""
-    (x,), (t,) = primals, tangents
+    (x,) = primals
+    (t,) = tangents
     y = _max_pool(x, w)
     return y, _of_greatest(x, y, t, w)
 
@@ -66,8 +74,9 @@ def _max_pool_jvp(w, primals, tangents):
 def _of_greatest(x: Any, y: Any, t: Any, w: Window) -> Any:
     if w.whole:
         return jnp.where(x == y, t, 0).sum(spatial_axes(x.ndim, w.channels_last), keepdims=True)
-    parts = zip(w.slices(x, -np.inf), w.slices(t, 0))
-    return functools.reduce(jnp.add, (jnp.where(part == y, tangent, 0) for part, tangent in parts))
+    slices = zip(w.slices(x, -np.inf), w.slices(t, 0))
+    terms = [jnp.where(part == y, tangent, 0) for part, tangent in slices]
+    return functools.reduce(jnp.add, terms)
 
 
 def max_pool(x, *, window):
@@ -104,5 +113,7 @@ def lp_pool(x, *, window, p: float = 2.0):
     """(sum |x|^p)^(1/p) over each window; the derivative is 0 where x is 0."""
     raise_if(p <= 0, f"p must be positive, is {p}")
     w = _for_pooling(window, x)
-    total = _reduce(jnp.where(x == 0, 0, jnp.abs(jnp.where(x == 0, 1, x)) ** p), w, 0.0, lax.add)
+    # A power of 0 has no finite derivative: 1 takes its place, and the result of it is not read.
+    powers = jnp.where(x == 0, 0, jnp.abs(jnp.where(x == 0, 1, x)) ** p)
+    total = _reduce(powers, w, 0.0, lax.add)
     return jnp.where(total == 0, 0, jnp.where(total == 0, 1, total) ** (1 / p))

@@ -115,9 +115,8 @@ class Window:
                 f"legacy_pad SAME takes no dilation, dilation is {self.dilation[k]}",
             )
             needed = (-(-size // stride) - 1) * stride + self.kernel[k] - size
-            head = int(
-                needed / 2
-            )  # compat: truncated towards 0, also if a stride above the kernel makes it negative
+            # compat: truncated towards 0, also if a stride above the kernel makes it negative
+            head = int(needed / 2)
             return head, needed - head
         head = self.pads[k]
         tail = self.pads[k + len(self.kernel)]

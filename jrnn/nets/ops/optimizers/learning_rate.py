@@ -59,9 +59,8 @@ def _slope(i, *, num_iter_1=0, multiplier_1=0.0, num_iter_2=0, multiplier_2=0.0)
 
 def _cyclical(i, *, base_lr, max_lr=0.005, stepsize=0, decay=1.0):
     cycle = i // (2 * _positive("stepsize", stepsize))
-    away = jnp.abs(
-        _number(i - 2 * stepsize * cycle) / stepsize - 1
-    )  # 1 at both ends of a cycle, 0 in its middle
+    # 1 at both ends of a cycle, 0 in its middle.
+    away = jnp.abs(_number(i - 2 * stepsize * cycle) / stepsize - 1)
     return 1 + (max_lr / abs(base_lr) - 1) * (1 - away) * decay ** _number(cycle)
 
 
@@ -72,9 +71,8 @@ def _cosine(i, *, max_lr=0.5, min_lr=0.1, period=50, t_mult=1.0, lr_shrink=0.99)
         cycle = _number(i // period)
         part = _number(i % period) / period
     else:
-        grown = 1 + _number(i) / period * (
-            t_mult - 1
-        )  # t_mult to the power of the (fractional) cycle
+        # t_mult to the power of the (fractional) cycle.
+        grown = 1 + _number(i) / period * (t_mult - 1)
 
         def start(k):
             return (t_mult**k - 1) / (t_mult - 1) * period
@@ -226,13 +224,19 @@ def learning_rate(
     return (base_lr * jnp.asarray(factor, jnp.float32)).astype(jnp.float32)
 
 
-_arguments = {p.name: p for policy in POLICIES for p in _parameters(policy) if p.name != "base_lr"}
-_own = [
-    p
-    for p in inspect.signature(learning_rate, eval_str=True).parameters.values()
-    if p.kind is not p.VAR_KEYWORD
-]
-learning_rate.__signature__ = inspect.Signature([*_own, *_arguments.values()])  # type: ignore[attr-defined]
+def _signature() -> inspect.Signature:
+    """The operator's Arguments: its own, and those of all policies."""
+    own = dict(inspect.signature(learning_rate, eval_str=True).parameters)
+    own.pop("args")
+    of_policies = {}
+    for policy in POLICIES:
+        for parameter in _parameters(policy):
+            of_policies[parameter.name] = parameter
+    of_policies.pop("base_lr", None)
+    return inspect.Signature([*own.values(), *of_policies.values()])
+
+
+learning_rate.__signature__ = _signature()  # type: ignore[attr-defined]
 op("LearningRate", gradient="stops")(learning_rate)
 
 

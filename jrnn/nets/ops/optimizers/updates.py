@@ -58,9 +58,9 @@ def adagrad(
 
 def filled(beta: float, t: Any) -> Any:
     """1 - beta^t, the total weight of t steps in a moving average that began at 0."""
-    return (
-        -jnp.expm1(t * math.log(beta)) if beta > 0 else jnp.ones_like(t)
-    )  # 1 - beta**t would cancel
+    if beta <= 0:
+        return jnp.ones_like(t)
+    return -jnp.expm1(t * math.log(beta))  # 1 - beta**t would cancel
 
 
 def next_step(iteration: Any, dtype: Any) -> Any:
