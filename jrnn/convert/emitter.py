@@ -32,12 +32,13 @@ _ELEMENTS_OF_FILL = 64
 
 @dataclass(frozen=True)
 class Blob:
-    """A blob of a net: `shape` is its logical shape, `held` what it holds, which broadcasts to `shape`."""
+    """A blob of a net: `shape` is its logical shape, `own_shape` the shape of its
+    elements, which broadcasts to `shape`."""
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
-    held: tuple[int, ...]
+    own_shape: tuple[int, ...]
 
     @classmethod
     def of(cls, name: str, shape: Sequence[int], dtype: Any) -> Blob:
@@ -131,7 +132,7 @@ class Emitter:
         """Appends an operator.
 
         Args:
-            inputs: names, or values, of which the operator gets the full blobs.
+            inputs: names, or values: the operator gets their full blobs.
             outputs: (shape, dtype) of each output; None for an output that is not used, which is not returned.
         """
         read = []
@@ -174,13 +175,13 @@ class Emitter:
 
     def _spread(self, blob: Blob) -> Blob:
         """A blob that holds all elements of its shape, by Tile along the axes that are broadcast."""
-        if math.prod(blob.held) == math.prod(blob.shape):
-            return replace(blob, shape=blob.held)
+        if math.prod(blob.own_shape) == math.prod(blob.shape):
+            return replace(blob, shape=blob.own_shape)
         if blob.dtype == BOOL:  # Tile has no booleans
             return self.cast(self._spread(self.cast(blob, INT32)), BOOL)
-        held = (1,) * (len(blob.shape) - len(blob.held)) + blob.held
-        spread = self.reshaped(replace(blob, shape=blob.held), held)
-        for axis, (have, want) in enumerate(zip(held, blob.shape)):
+        padded_shape = (1,) * (len(blob.shape) - len(blob.own_shape)) + blob.own_shape
+        spread = self.reshaped(replace(blob, shape=blob.own_shape), padded_shape)
+        for axis, (have, want) in enumerate(zip(padded_shape, blob.shape)):
             if have != want:
                 shape = list(spread.shape)
                 shape[axis] = want
@@ -192,7 +193,7 @@ class Emitter:
         shape = tuple(shape)
         if not isinstance(value, Blob):
             return value.reshape(shape)
-        if value.held != value.shape:
+        if value.own_shape != value.shape:
             value = self.blob(value)
         if value.shape != shape:
             value = self._reshapes.get(value.name, value)
@@ -213,7 +214,7 @@ class Emitter:
         if value.dtype == dtype:
             return value
         codes = {"to": TYPE_CODES[dtype], "from_type": TYPE_CODES[value.dtype]}
-        converted = self.op("Cast", [value.name], value.held, dtype, **codes)
+        converted = self.op("Cast", [value.name], value.own_shape, dtype, **codes)
         self._casts[converted.name] = value
         return replace(converted, shape=value.shape)
 

@@ -263,7 +263,7 @@ def _first_difference(
         value = blobs.get(blob.name)
         if value is None or var not in env:
             continue
-        if value.shape == blob.held:
+        if value.shape == blob.own_shape:
             value = np.broadcast_to(value, blob.shape)
         if not close(value, env[var]):
             index = next(k for k, op in enumerate(net.ops) if blob.name in op.outputs)

@@ -280,7 +280,7 @@ _GATES_BEFORE = {"group_lstm_unit": 0, "group_gru_unit": 1}
 
 
 def _whole(gates, makers: Makers, before: int) -> Var | None:
-    """The variable of which the gates are consecutive slices of its last axis, after `before` slices of their size."""
+    """The variable whose last axis the gates cut into consecutive slices, after `before` slices of their size."""
     size = gates[0].shape[-1]
     sources = []
     for k, gate in enumerate(gates):
@@ -318,9 +318,9 @@ def _rows(e: Emitter, x: Value) -> Value:
 @rule("group_lstm_unit")
 def _(e: Emitter, node: FlatEquation, c, *gates):
     cell = e.blob(_rows(e, c))
-    joined = join(e, [_rows(e, x) for x in gates], 2)
+    gates_of_unit = join(e, [_rows(e, x) for x in gates], 2)
     # LSTMUnit reads the hidden state only where sequences end, so any blob of that shape will do
-    inputs = [cell, cell, joined, np.zeros(1, np.int32)]
+    inputs = [cell, cell, gates_of_unit, np.zeros(1, np.int32)]
     h, new = e.ops("LSTMUnit", inputs, [(cell.shape, FLOAT)] * 2, sequence_lengths=0)
     return e.reshaped(new, c.shape), e.reshaped(h, c.shape)
 
@@ -330,7 +330,7 @@ def _(e: Emitter, node: FlatEquation, h, *gates):
     hidden = _rows(e, h)
     parts = [_rows(e, x) for x in gates]
     # GRUUnit does not read the reset gate, so any numbers will do in its place
-    joined = join(e, [parts[0], *parts], 2) if len(parts) > 1 else parts[0]
-    inputs = [hidden, joined, np.zeros(1, np.int32)]
+    gates_of_unit = join(e, [parts[0], *parts], 2) if len(parts) > 1 else parts[0]
+    inputs = [hidden, gates_of_unit, np.zeros(1, np.int32)]
     unit = e.op("GRUUnit", inputs, hidden.shape, FLOAT, sequence_lengths=0)
     return e.reshaped(unit, h.shape)

@@ -15,7 +15,7 @@ gradient) of its `GradientMaker`, and may replace `op`. An answer is a gradient 
 made of `Token`s: placeholders for names, which know the usual name.
 
 From `graph/scope.py`: `workspace_of` says whether an operator's sub-nets run on the blobs of the net around it (SHARED), or
-on their own, of which a Do binds some to outer blobs (CLOSED). `keeps_outputs` says whether an operator may leave an output
+on their own, where a Do binds some to outer blobs (CLOSED). `keeps_outputs` says whether an operator may leave an output
 unchanged, like a branch that is not taken.
 """
 
@@ -81,14 +81,14 @@ class _Value:
         readers: positions of the forward operators that read it; the caller reads it after the last one.
         writer: the position of the forward operator that writes it, or None.
         terms: the terms of its gradient.
-        given: its gradient, if the caller gave it.
+        seed: its gradient, if the caller gave it.
         passed: blobs in `terms` that no gradient operator wrote.
     """
 
     readers: list[int] = field(default_factory=list)
     writer: int | None = None
     terms: list[_Term] = field(default_factory=list)
-    given: Gradient | None = None
+    seed: Gradient | None = None
     passed: set[str] = field(default_factory=set)
 
 
@@ -196,7 +196,7 @@ class _Pass:
                 self.emit(Op.of(registry.SEED, [y], [name], value=1.0))
                 term = _Term(name, ((len(self.ops) - 1, 0),))
             else:
-                self.values[v].given = g
+                self.values[v].seed = g
                 term = _Term(g, (None,) * len(names_of(g)))
             self._add(v, term)
 
@@ -272,7 +272,7 @@ class _Pass:
 
     def _free_name(self, usual: str, v: Version, in_use: bool) -> str:
         """The name of a gradient of `v`; `in_use` says whether the operators of its maker exclude the usual name."""
-        if self.values[v].given == usual:
+        if self.values[v].seed == usual:
             return self.fresh(usual + "_accum")  # compat: the name that Caffe2's recurrent nets use
         in_use |= usual in self.taken or not self.holders[usual] <= {v}
         # Or it is a term of the same sum that a maker passed through.
@@ -327,10 +327,10 @@ class _Pass:
             self._add(v, _Term(total, (None,) * len(names_of(total))))
 
     def _base_name(self, v: Version, terms: list[_Term]) -> str:
-        """The name of a total, as Caffe2 chooses it: that of the first term that a gradient operator writes."""
-        given = self.values[v].given
-        if given == v.name + "_grad":
-            return given
+        """The name of a total, as Caffe2 chooses it: the name of the first term that a gradient operator writes."""
+        seed = self.values[v].seed
+        if seed == v.name + "_grad":
+            return seed
         for term in terms:
             for name, place in zip(names_of(term.gradient), term.places):
                 if place is None:
@@ -340,10 +340,10 @@ class _Pass:
                 return name
         return self.fresh(v.name + "_grad")
 
-    def _split(self, terms: list[_Term], which: int, kept: int) -> list[str]:
-        """Renames blob `which` of each term that a gradient operator writes, except for the first `kept`. Returns all."""
+    def _split(self, terms: list[_Term], which: int, skip: int) -> list[str]:
+        """Renames blob `which` of each term that a gradient operator writes, except for the first `skip`. Returns all."""
         names = []
-        count = -kept
+        count = -skip
         for term in terms:
             name = names_of(term.gradient)[which]
             place = term.places[which]
@@ -387,12 +387,12 @@ class _Pass:
     def _sum(self, v: Version, terms: list[_Term]) -> str:
         """Adds dense gradients."""
         base = self._base_name(v, terms)
-        names = self._split(terms, 0, kept=1)
+        names = self._split(terms, 0, skip=1)
         if base in names:
             k = names.index(base)
             names[0], names[k] = names[k], names[0]
         total = Op.of(registry.ACCUMULATE, names, [base])
-        self.emit(total if self.values[v].given == base else self._tagged(total, terms))
+        self.emit(total if self.values[v].seed == base else self._tagged(total, terms))
         return base
 
     def _concatenate(self, v: Version, terms: list[_Term]) -> GradientSlice:
@@ -400,7 +400,7 @@ class _Pass:
         base = self._base_name(v, terms)
         total = GradientSlice(f"{base}_indices_concat", f"{base}_values_concat")
         for which, name in enumerate(total):
-            parts = self._split(terms, which, kept=0)
+            parts = self._split(terms, which, skip=0)
             concat = Op.of(registry.CONCATENATE, parts, [name, name + "_split"], axis=0)
             self.emit(self._tagged(concat, terms))
         return total
@@ -449,7 +449,7 @@ def backward_pass(
 
     Returns:
         A BackwardPass. Its `gradients` contain every blob that a gradient reached, including intermediate ones. The
-        gradient of an overwritten blob is that of its first value.
+        gradient of an overwritten blob is the gradient of its first value.
 
     Raises:
         GradientError: if an operator on the path has no gradient.

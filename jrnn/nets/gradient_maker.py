@@ -144,7 +144,7 @@ class GradientMaker:
         return gradient
 
     def set_grad(self, k: int, gradient: Gradient) -> None:
-        """Declares that an existing gradient is that of input `k`."""
+        """Declares that an existing gradient is the gradient of input `k`."""
         self.answers[k] = gradient
 
     def temporary(self, name: str) -> str:

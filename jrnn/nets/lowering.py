@@ -80,7 +80,7 @@ class Context:
         unread: the outputs of the current operator that nothing reads.
         in_branch: whether a branch or a loop is being traced, in which operators may not print, count or use files.
         recompute: blobs that the gradient recomputes instead of storing them.
-        held: how many bytes the blobs of the enclosing nets use.
+        used_bytes: the bytes that the blobs of the enclosing nets use.
     """
 
     options: LoweringOptions = field(default_factory=LoweringOptions)
@@ -91,7 +91,7 @@ class Context:
     unread: frozenset[str] = frozenset()
     in_branch: bool = False
     recompute: frozenset[str] = frozenset()
-    held: int = 0
+    used_bytes: int = 0
 
     def step(self, timestep: Any, salt: str, recompute: Iterable[str] = ()) -> Context:
         """The context of one step of a recurrent network in this run. `salt` gives each network its own random numbers."""
@@ -155,12 +155,12 @@ def execute(scheduled: Schedule, blobs: Mapping[str, Any], context: Context) -> 
     """Runs a schedule on the given blobs. Returns all blobs, given and written."""
     _check_given(scheduled, blobs, context.outer)
     env: Blobs = dict(blobs)
-    held = context.held
+    used_bytes = context.used_bytes
     for step in scheduled.steps:
         inputs = [env[n] if n in env else context.outer[n] for n in step.op.inputs]
         try:
             _check_not_freed(step, inputs)
-            results = _call(step, inputs, env, context, held)
+            results = _call(step, inputs, env, context, used_bytes)
         except JrnnError as e:
             raise e.at(step.where) from e.__cause__
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as e:
@@ -183,9 +183,9 @@ def execute(scheduled: Schedule, blobs: Mapping[str, Any], context: Context) -> 
         assert len(results) >= len(step.op.outputs), f"{step.where}: {len(results)} results"
         for name, result in zip(step.op.outputs, results):
             if context.eager:
-                held += size_of(result)
+                used_bytes += size_of(result)
             if context.eager and name not in blobs:
-                held -= size_of(env.get(name))
+                used_bytes -= size_of(env.get(name))
             if name in context.recompute and isinstance(result, jax.Array):
                 result = checkpoint_name(result, RECOMPUTED)
             env[name] = result
@@ -202,7 +202,7 @@ def _check_not_freed(step: ScheduledOp, inputs: Iterable[Any]) -> None:
 
 
 def _call(
-    step: ScheduledOp, inputs: list[Any], env: Blobs, context: Context, held: int
+    step: ScheduledOp, inputs: list[Any], env: Blobs, context: Context, used_bytes: int
 ) -> tuple[Any, ...]:
     """Runs one operator, and returns its outputs; static inputs give static outputs."""
     definition = step.definition
@@ -225,11 +225,11 @@ def _call(
     if may_be_static and all(map(is_static, inputs)):
         # The check is in the same context, because JAX caches what it traces.
         with jax.ensure_compile_time_eval(), jax.enable_x64(True):
-            _check_memory(step, inputs, forward, context, held)
+            _check_memory(step, inputs, forward, context, used_bytes)
             return tuple(map(as_static, forward()))
 
     if context.eager:
-        _check_memory(step, inputs, forward, context, held)
+        _check_memory(step, inputs, forward, context, used_bytes)
     with jax.named_scope(step.op.type):
         results = forward()
     if context.eager:
@@ -251,7 +251,7 @@ def _check_memory(
     inputs: list[Any],
     forward: Callable[[], Any],
     context: Context,
-    held: int,
+    used_bytes: int,
 ) -> None:
     """Raises OpError if the results of a call, or arrays on the way to them, need more memory than there is.
 
@@ -267,7 +267,7 @@ def _check_memory(
     key = _call_key(definition.type, inputs, step.kwargs)
     if key is not None and key in context.options.fitting:
         return
-    largest = check_call(forward, step.op.outputs, limit, held)
+    largest = check_call(forward, step.op.outputs, limit, used_bytes)
     if key is not None and largest < limit // 1024:  # after which many more calls fit
         context.options.fitting.add(key)
 

@@ -54,16 +54,18 @@ def check_size(shape: Iterable[int], dtype: Any) -> tuple[int, ...]:
     return shape
 
 
-def check_results(results: Iterable[Any], names: Iterable[str], limit: int, held: int = 0) -> None:
+def check_results(
+    results: Iterable[Any], names: Iterable[str], limit: int, used_bytes: int = 0
+) -> None:
     """Raises OpError if results do not fit.
 
     Args:
         results: arrays, or their shapes and types.
         names: the blobs that they are for.
         limit: how many bytes there are.
-        held: how many of these are in use.
+        used_bytes: how many of these are in use.
     """
-    total = held
+    total = used_bytes
     for name, x in zip(names, results):
         size = size_of(x)
         if 0 < size <= _LARGEST_OF_XLA and not math.prod(x.shape):
@@ -77,7 +79,7 @@ def check_results(results: Iterable[Any], names: Iterable[str], limit: int, held
             )
 
 
-def check_call(fn: Callable[[], Any], names: Iterable[str], limit: int, held: int = 0) -> int:
+def check_call(fn: Callable[[], Any], names: Iterable[str], limit: int, used_bytes: int = 0) -> int:
     """Checks what a function of no arguments would return and make on the way, without computing it.
 
     Returns:
@@ -91,11 +93,11 @@ def check_call(fn: Callable[[], Any], names: Iterable[str], limit: int, held: in
     except Exception:  # the call itself raises it, or needs values and not only shapes
         return 0
     names = list(names)
-    check_results([v.aval for v in traced.outvars], names, limit, held)
+    check_results([v.aval for v in traced.outvars], names, limit, used_bytes)
     name = names[0] if names else "(no output)"
     largest = 0
     for eqn in traced.eqns:
         for var in eqn.outvars:
-            check_results([var.aval], [name], limit, held)
+            check_results([var.aval], [name], limit, used_bytes)
             largest = max(largest, size_of(var.aval))
     return largest

@@ -180,7 +180,7 @@ def unrolled_net(
 
     Blobs that step t writes are named `timestep_<t>/...`. An initial value must be [1, N, ...]; it is not broadcast over the
     batch. If `outputs_with_grads` is given, the other outputs get a gradient of zeros, because some gradient operators
-    need a gradient of every output. The other arguments and the result are those of `recurrent_net`.
+    need a gradient of every output. The other arguments and the result are as in `recurrent_net`.
 
     Raises:
         NetError: if blobs are missing, misplaced or not linked, or `steps` is below 1.

@@ -88,7 +88,7 @@ def _(e: Emitter, node: FlatEquation, *values):
 
 
 @dataclass(frozen=True)
-class _HeldValue:
+class _NetworkState:
     """A carry or an output that the recurrent network holds: its new value in the step, and how it is folded."""
 
     new: Var | np.ndarray
@@ -109,7 +109,7 @@ def _fold(e: Emitter, value: Value, batch: int) -> Blob:
 
 
 def _unfold(
-    e: Emitter, name: str, state: _HeldValue, batch: int, lead: tuple[int, ...] = ()
+    e: Emitter, name: str, state: _NetworkState, batch: int, lead: tuple[int, ...] = ()
 ) -> Value:
     """The blob `name` of folded floats [1 or T, N, D] as values of a state, [*lead, ...]."""
     blob = Blob.of(name, (*(lead or (1,)), batch, state.width(batch)), FLOAT)
@@ -130,7 +130,7 @@ class _Roles:
         consts, carried, sequences: its inputs.
         constants: the numbers of the carries that no step changes.
         counters: the numbers of the carries that only count, with what a step adds.
-        held: the numbers of the other carries that are needed; `states` begins with them.
+        network_carries: the numbers of the other carries that are needed; `states` begins with them.
         states: what the recurrent network holds, carries and outputs.
         place: the number of an output that is read -> the number of the state that it shows.
     """
@@ -141,8 +141,8 @@ class _Roles:
     sequences: Sequence[Var]
     constants: set[int]
     counters: dict[int, int]
-    held: list[int]
-    states: list[_HeldValue]
+    network_carries: list[int]
+    states: list[_NetworkState]
     place: dict[int, int]
 
 
@@ -164,8 +164,10 @@ def _roles(node: FlatEquation, read: Sequence[bool]) -> _Roles:
 
     # What it holds: the other carries that are needed, and the outputs that are read.
     needed, nodes = _needed(body, carried, read, {*constants, *counters})
-    held = [k for k in needed if k not in constants and k not in counters]
-    states = [_HeldValue(new[k], carried[k].shape, np.dtype(carried[k].dtype)) for k in held]
+    network_carries = [k for k in needed if k not in constants and k not in counters]
+    states = [
+        _NetworkState(new[k], carried[k].shape, np.dtype(carried[k].dtype)) for k in network_carries
+    ]
     place: dict[int, int] = {}
     for k, out in enumerate(body.outputs[count:]):
         if not read[count + k]:
@@ -173,7 +175,7 @@ def _roles(node: FlatEquation, read: Sequence[bool]) -> _Roles:
         place[k] = _position(states, out)
         if place[k] == len(states):
             shape = node.outputs[count + k].shape[1:]
-            states.append(_HeldValue(out, shape, np.dtype(out.dtype)))
+            states.append(_NetworkState(out, shape, np.dtype(out.dtype)))
     for state in states:
         if state.dtype not in (FLOAT, BOOL, INT32) or not math.prod(state.shape):
             raise ConversionError(
@@ -187,13 +189,13 @@ def _roles(node: FlatEquation, read: Sequence[bool]) -> _Roles:
         sequences=body.inputs[first + count :],
         constants=constants,
         counters=counters,
-        held=held,
+        network_carries=network_carries,
         states=states,
         place=place,
     )
 
 
-def _position(states: Sequence[_HeldValue], new: Var | np.ndarray) -> int:
+def _position(states: Sequence[_NetworkState], new: Var | np.ndarray) -> int:
     """The number of the first state with this new value; after the last one if there is none."""
     for k, state in enumerate(states):
         if state.new is new:
@@ -245,7 +247,7 @@ def _step(
             if roles.carried[k] in used:
                 env[roles.carried[k]] = _counted(e, clock, values[first + k], amount)
         env.update(_sequences(e, clock, xs, floats, input_t, batch))
-        for k, state, name in zip(roles.held, states, previous):
+        for k, state, name in zip(roles.network_carries, states, previous):
             env[roles.carried[k]] = _unfold(e, name, state, batch)
         inputs = []
         for var in body.inputs:
@@ -299,19 +301,19 @@ def scan_rule(e: Emitter, node: FlatEquation, *values):
     )
 
     # The initial states; an output that is not a carry starts at zero.
-    taken = set(step.builder.external_inputs)
+    names_read = set(step.builder.external_inputs)
     initial_states = []
     for k, (name, state) in enumerate(zip(step.previous, states)):
-        if k < len(roles.held):
-            value = values[first + roles.held[k]]
+        if k < len(roles.network_carries):
+            value = values[first + roles.network_carries[k]]
         else:
             value = np.zeros(state.shape, state.dtype)
-        initial_states.append((name, _start(e, value, state, batch, taken).name))
-    sequence = _sequence(e, list(floats.values()), steps, batch, taken)
+        initial_states.append((name, _start(e, value, state, batch, names_read).name))
+    sequence = _sequence(e, list(floats.values()), steps, batch, names_read)
 
     # The outputs of the network that are read: all values of a state are output 2 k, the last ones output 2 k + 1.
     outputs_read = [2 * i for i in roles.place.values()]
-    outputs_read += [2 * i + 1 for i, k in enumerate(roles.held) if read[k]]
+    outputs_read += [2 * i + 1 for i, k in enumerate(roles.network_carries) if read[k]]
     with_grads = {i for i in outputs_read if states[i // 2].dtype == FLOAT}
     net = step.net
 
@@ -339,8 +341,8 @@ def scan_rule(e: Emitter, node: FlatEquation, *values):
     for k, value in enumerate(values[first : first + count]):
         if k in roles.counters:
             value = binary(e, "Add", value, np.asarray(roles.counters[k] * steps, value.dtype))
-        elif k in roles.held:
-            i = roles.held.index(k)
+        elif k in roles.network_carries:
+            i = roles.network_carries.index(k)
             value = _unfold(e, outputs[i].last, states[i], batch) if read[k] else None
         results.append(value)
     for k in range(len(node.outputs) - count):
@@ -440,19 +442,21 @@ def _is_range(x: Value) -> bool:
     return is_vector and len(set(np.diff(x).tolist())) == 1
 
 
-def _sequence(e: Emitter, floats: list[Blob], steps: int, batch: int, taken: set[str]) -> Blob:
+def _sequence(e: Emitter, floats: list[Blob], steps: int, batch: int, names_read: set[str]) -> Blob:
     """The float sequences as one, [T, N, D], in a blob that the step net does not read by name."""
     parts = [e.reshaped(x, (steps, batch, math.prod(x.shape[1:]) // batch)) for x in floats]
     if parts:
         sequence = join(e, parts, 2)
     else:
         sequence = e.zeros((steps, batch, 1), FLOAT, "no_input")
-    return e.copy(sequence) if sequence.name in taken else sequence
+    return e.copy(sequence) if sequence.name in names_read else sequence
 
 
-def _start(e: Emitter, value: Value, state: _HeldValue, batch: int, taken: set[str]) -> Blob:
+def _start(
+    e: Emitter, value: Value, state: _NetworkState, batch: int, names_read: set[str]
+) -> Blob:
     """The initial state, in a blob that the step net does not read by name."""
     if is_static(value) and not value.any():
         return e.zeros((1, batch, state.width(batch)), FLOAT, "initial")
     blob = _fold(e, value, batch)
-    return e.copy(blob) if blob.name in taken else blob
+    return e.copy(blob) if blob.name in names_read else blob

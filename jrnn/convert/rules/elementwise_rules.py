@@ -36,13 +36,13 @@ def binary(e: Emitter, type: str, a: Value, b: Value, dtype: Any = None) -> Valu
     b = e.loose(b)
     if dtype is None:
         dtype = a.dtype
-    out = e.op(type, [a.name, b.name], np.broadcast_shapes(a.held, b.held), dtype)
+    out = e.op(type, [a.name, b.name], np.broadcast_shapes(a.own_shape, b.own_shape), dtype)
     return replace(out, shape=np.broadcast_shapes(a.shape, b.shape))
 
 
 def unary(e: Emitter, type: str, x: Blob, **args: Any) -> Blob:
     """An operator of one blob, element by element."""
-    out = e.op(type, [x.name], x.held, x.dtype, **args)
+    out = e.op(type, [x.name], x.own_shape, x.dtype, **args)
     return replace(out, shape=x.shape)
 
 
@@ -295,7 +295,7 @@ def spread_to(value: Value, shape: tuple[int, ...]) -> Value:
 
 
 def where(e: Emitter, which: Value, yes: Value, no: Value, shape: tuple[int, ...]) -> Blob:
-    """The elements of `yes` where `which` is true, else those of `no`, broadcast to one shape."""
+    """The elements of `yes` where `which` is true, else the elements of `no`, broadcast to one shape."""
     return e.op("Where", [spread_to(v, shape) for v in (which, yes, no)], shape, yes.dtype)
 
 
@@ -324,7 +324,7 @@ def _(e: Emitter, node: FlatEquation, a, b):
 
 
 def _compared_booleans(name, a, b):
-    """The comparison lt, le, gt or ge of booleans, of which Caffe2 compares none: False < True."""
+    """The comparison lt, le, gt or ge of booleans, which Caffe2 does not compare: False < True."""
     if name[0] == "l":
         a = ~a
     else:

@@ -108,8 +108,8 @@ def _places(
     starts: dict[int, Value] = {axis: np.zeros(outer, indices.dtype) for axis in first}
     for axis, dimension in batch.items():
         numbers = np.arange(shape[axis], dtype=indices.dtype)
-        held = _along(dimension, outer[dimension], len(outer))
-        starts[axis] = np.broadcast_to(numbers.reshape(held), outer)
+        along = _along(dimension, outer[dimension], len(outer))
+        starts[axis] = np.broadcast_to(numbers.reshape(along), outer)
     for k, axis in enumerate(axes):
         starts[axis] = e.reshaped(cut(e, indices, len(outer), k, k + 1), outer)
         if node.params["mode"] == lax.GatherScatterMode.CLIP:
@@ -176,15 +176,15 @@ def gather_rule(e: Emitter, node: FlatEquation, x, indices):
         axis = 0
         merged = transpose(e, x, [*places.axes, *rest])
         merged = e.reshaped(merged, (math.prod(sizes_at(x, places.axes)), *sizes_at(x, rest)))
-    picked = pick(e, merged, axis, places.vector(e))
+    gathered = pick(e, merged, axis, places.vector(e))
     back = [k for k in rest if k not in front]
     outer = [f"outer {k}" for k in range(len(places.outer))]
     have = [*front, *outer, *places.windows, *back]
-    picked = e.reshaped(picked, (*sizes_at(x, front), *places.flat.shape, *sizes_at(x, back)))
-    shown = other_axes(x, *d.collapsed_slice_dims, *d.operand_batching_dims)
+    gathered = e.reshaped(gathered, (*sizes_at(x, front), *places.flat.shape, *sizes_at(x, back)))
+    visible = other_axes(x, *d.collapsed_slice_dims, *d.operand_batching_dims)
     shape = node.outputs[0].shape
-    wanted = _labels(len(shape), d.offset_dims, shown, outer)
-    return e.reshaped(_reordered(e, picked, have, wanted), shape)
+    wanted = _labels(len(shape), d.offset_dims, visible, outer)
+    return e.reshaped(_reordered(e, gathered, have, wanted), shape)
 
 
 @rule("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
@@ -192,9 +192,9 @@ def scatter_rule(e: Emitter, node: FlatEquation, x, indices, updates):
     d = node.params["dimension_numbers"]
     if not x.shape:
         raise ConversionError("a write at indices of a scalar; compute the new value instead")
-    shown = other_axes(x, *d.inserted_window_dims, *d.operand_batching_dims)
+    visible = other_axes(x, *d.inserted_window_dims, *d.operand_batching_dims)
     sizes = [1] * len(x.shape)
-    for axis, dimension in zip(shown, d.update_window_dims):
+    for axis, dimension in zip(visible, d.update_window_dims):
         sizes[axis] = updates.shape[dimension]
     batch = dict(zip(d.operand_batching_dims, d.scatter_indices_batching_dims))
     axes = d.scatter_dims_to_operand_dims
@@ -216,12 +216,12 @@ def scatter_rule(e: Emitter, node: FlatEquation, x, indices, updates):
     rest = other_axes(x, *places.axes)
     row = sizes_at(x, rest)
     outer = [f"outer {k}" for k in range(len(places.outer))]
-    have = _labels(len(updates.shape), d.update_window_dims, shown, outer)
+    have = _labels(len(updates.shape), d.update_window_dims, visible, outer)
     rows = _reordered(e, updates, have, [*outer, *places.windows, *rest])
     rows = e.blob(e.reshaped(rows, (places.amount, *row)))
     order = [*places.axes, *rest]
-    moved = e.blob(transpose(e, x, order))
-    data = e.reshaped(moved, (math.prod(sizes_at(x, places.axes)), *row))
+    rows_first = e.blob(transpose(e, x, order))
+    data = e.reshaped(rows_first, (math.prod(sizes_at(x, places.axes)), *row))
 
     how = node.name.removeprefix("scatter").strip("-")
     if not how and is_static(places.flat) and _is_range(places.flat, data.shape[0]):
@@ -239,7 +239,7 @@ def scatter_rule(e: Emitter, node: FlatEquation, x, indices, updates):
             rows=rows,
             unique=unique,
         )
-    return transpose(e, e.reshaped(written, moved.shape), np.argsort(order))
+    return transpose(e, e.reshaped(written, rows_first.shape), np.argsort(order))
 
 
 def _is_range(places: np.ndarray, size: int) -> bool:

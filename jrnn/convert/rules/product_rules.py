@@ -184,9 +184,9 @@ def _pads(pairs: Sequence[tuple[int, int]]) -> list[int]:
 
 def _groups_as_channels(e: Emitter, x: Value, groups: int) -> Value:
     """[G*N, C, ...] as [N, G*C, ...]: a convolution with batch groups is one with feature groups."""
-    apart = e.reshaped(x, (groups, x.shape[0] // groups, *x.shape[1:]))
-    moved = transpose(e, apart, [1, 0, *range(2, len(apart.shape))])
-    return e.reshaped(moved, (x.shape[0] // groups, groups * x.shape[1], *x.shape[2:]))
+    by_group = e.reshaped(x, (groups, x.shape[0] // groups, *x.shape[1:]))
+    transposed = transpose(e, by_group, [1, 0, *range(2, len(by_group.shape))])
+    return e.reshaped(transposed, (x.shape[0] // groups, groups * x.shape[1], *x.shape[2:]))
 
 
 def _transposed(

@@ -25,14 +25,14 @@ def _(e: Emitter, node: FlatEquation, x, *sizes):
     if sizes:
         raise ConversionError("a broadcast to a size that is only known when the function runs")
     shape = node.params["shape"]
-    missing = len(x.shape) - len(x.held)
-    full = (1,) * missing + x.held
-    held = [1] * len(shape)
+    missing = len(x.shape) - len(x.own_shape)
+    full = (1,) * missing + x.own_shape
+    own_shape = [1] * len(shape)
     for axis, size in zip(node.params["broadcast_dimensions"], full):
-        held[axis] = size
+        own_shape[axis] = size
     if not full:
         return replace(x, shape=shape)
-    return replace(e.reshaped(replace(x, shape=x.held), held), shape=shape)
+    return replace(e.reshaped(replace(x, shape=x.own_shape), own_shape), shape=shape)
 
 
 def sizes_at(x: Value, axes: Iterable[int]) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ def transpose(e: Emitter, x: Value, axes: Sequence[int]) -> Value:
     if is_static(x):
         return x.transpose(axes)
     shape = sizes_at(x, axes)
-    if x.held == x.shape and not moves_elements(x, axes):
+    if x.own_shape == x.shape and not moves_elements(x, axes):
         return e.reshaped(x, shape)
     if x.dtype == BOOL:  # Transpose has no booleans
         return e.cast(transpose(e, e.cast(e.blob(x), INT32), axes), BOOL)

@@ -93,7 +93,7 @@ class Cell(ABC):
 
     @abstractmethod
     def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
-        """Appends one step to a step net, from the blobs of the previous states to those of the new ones."""
+        """Appends one step to a step net, from the blobs of the previous states to the blobs of the new ones."""
 
     def output(self, b: NetBuilder, new: Sequence[str]) -> str:
         """The output of one step, which a layer above reads."""

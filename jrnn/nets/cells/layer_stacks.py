@@ -49,7 +49,7 @@ class HiddenLayer(_Named):
 
 @dataclass(frozen=True)
 class HiddenOutputs(HiddenLayer):
-    """The blobs of the top layer, and those of all `layers`, the lowest first."""
+    """The blobs of the top layer, and the blobs of all `layers`, the lowest first."""
 
     layers: tuple[HiddenLayer, ...]
 
@@ -66,7 +66,7 @@ class LSTMLayer(_Named):
 
 @dataclass(frozen=True)
 class LSTMOutputs(LSTMLayer):
-    """The blobs of the top layer, and those of all `layers`, the lowest first."""
+    """The blobs of the top layer, and the blobs of all `layers`, the lowest first."""
 
     layers: tuple[LSTMLayer, ...]
 
@@ -83,7 +83,7 @@ class LRULayer(_Named):
 
 @dataclass(frozen=True)
 class LRUOutputs(LRULayer):
-    """The blobs of the top layer, those of all `layers`, the lowest first, and y of the top layer, [T, N, H]."""
+    """The blobs of the top layer and of all `layers`, the lowest first, and y of the top layer, [T, N, H]."""
 
     layers: tuple[LRULayer, ...]
     output: str
@@ -124,7 +124,7 @@ class Layers(Generic[Outputs]):
 
     Attributes:
         cell: the step of one layer.
-        outputs: the record of the results; `layer` is that of one layer.
+        outputs: the record of the results; `layer` is the record of one layer.
     """
 
     cell: Any

@@ -20,7 +20,7 @@ Value = TypeVar("Value")  # anything that each state of a cell has
 class StackedCell(Cell):
     """Layers as one cell, under the scopes `layer_0`, `layer_1`, ...
 
-    Its states are those of all layers, and its output is that of the top layer.
+    Its states are the states of all layers, and its output is the output of the top layer.
 
     Attributes:
         cells: the layers, the lowest first.
@@ -51,7 +51,7 @@ class StackedCell(Cell):
         return tuple(states)
 
     def _by_layer(self, values: Sequence[Value]) -> list[Sequence[Value]]:
-        """Values of all states, as those of each layer."""
+        """Splits values of all states into the values of each layer."""
         layers = []
         first = 0
         for cell in self.cells:

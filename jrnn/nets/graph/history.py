@@ -81,7 +81,7 @@ def _forgotten_in(op: Op) -> list[str]:
 
 
 def upgrade_arguments(op: Op, inputs: Sequence[str]) -> Op:
-    """Gives a recurrent operator the arguments of the current version; `inputs` are those of the forward operator.
+    """Gives a recurrent operator the arguments of the current version; `inputs` are the inputs of the forward operator.
 
     An operator that has them already does not change.
     """
@@ -153,9 +153,9 @@ def _without_scratch(op: Op, inputs: Sequence[str]) -> dict[str, Any]:
             op.names(f"{prefix}link_external"),
             op.integers(f"{prefix}link_offset"),
         )
-        kept = [link for link in links if link[1] in targets]
-        if kept:
-            internal, external, offsets = zip(*kept)
+        remaining = [link for link in links if link[1] in targets]
+        if remaining:
+            internal, external, offsets = zip(*remaining)
             changes[f"{prefix}link_internal"] = internal
             changes[f"{prefix}link_external"] = external
             changes[f"{prefix}link_offset"] = offsets

@@ -228,7 +228,7 @@ def optimize_memory(
 
 
 def _fixed_names(net: Net) -> set[str]:
-    """Returns the blobs that must keep their names: the net's own, those of recurrent networks, and those in sub-nets."""
+    """Returns the blobs that must keep their names: the net's own, and blobs of recurrent networks and in sub-nets."""
     fixed = {*net.external_inputs, *net.external_outputs, *reads(net)}
     for op in net.ops:
         fixed.update(outer_names(op))

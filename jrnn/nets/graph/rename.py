@@ -44,7 +44,7 @@ def _map_names(arg: Arg, names: Names) -> Arg:
 
 
 def _merged(first: Names, second: Names) -> Names:
-    """Merges two maps, of which the first wins; the same large map is not copied."""
+    """Merges two maps; the first one wins. The same large map is not copied."""
     return first if first is second else {**second, **first}
 
 
@@ -178,7 +178,7 @@ def rename_in_op(op: Op, read: Names, written: Names) -> Op:
 
 
 def rename_in_workspace(op: Op, names: Mapping[str, str], *, top: bool = True) -> Op:
-    """Renames blobs in `op`: its own (`top`), and those of sub-nets that run in the same workspace, argument values not."""
+    """Renames blobs in `op`: its own (`top`), and the blobs of sub-nets in its workspace, but no argument values."""
 
     def rename_inner(inner: Op) -> Op:
         return rename_in_workspace(inner, names)

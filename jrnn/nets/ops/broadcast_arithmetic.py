@@ -132,7 +132,7 @@ def _register(
 
 
 def _register_with_gradient(type: str, fn: Callable, gradients: Callable) -> None:
-    """Also registers the gradient operator; `gradients(dc, a, b)` are those of the broadcast inputs."""
+    """Also registers the gradient operator; `gradients(dc, a, b)` are the gradients of the broadcast inputs."""
     _register(type, fn, "iuf", "numbers", f"{type}Gradient(dy, a, b) -> a, b", inplace={0: 0})
 
     @op(type + "Gradient", outputs=2, inplace={0: 0})

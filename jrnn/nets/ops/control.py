@@ -178,8 +178,8 @@ def _run_shared(
 ) -> dict[str, Any]:
     """Runs a net in the workspace of its operator, and returns the blobs that it writes."""
     body = schedule(net, None if context.eager else _written(net, wanted), read_outside=wanted)
-    held = sum(map(size_of, blobs.values())) if context.eager else 0
-    return execute(body, {}, replace(context, outer=blobs, held=held))
+    used_bytes = sum(map(size_of, blobs.values())) if context.eager else 0
+    return execute(body, {}, replace(context, outer=blobs, used_bytes=used_bytes))
 
 
 def _both_branches(condition: Any, branches, wanted: list[str], context: Context) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def create_db(
 
 @op("TensorProtosDBInput", outputs=(1, None), gradient="stops", updates=(0,), source=True)
 def tensor_protos_db_input(reader, *, batch_size: int = 0, op, context):
-    """The tensors of the next record, or those of the next `batch_size` records stacked, [N, ...]."""
+    """The tensors of the next record, or the tensors of the next `batch_size` records, stacked, [N, ...]."""
     _check_eager(context)
     if not isinstance(reader, DatabaseReader):
         raise OpError(

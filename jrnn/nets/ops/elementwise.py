@@ -177,7 +177,7 @@ def _positive(n: float) -> float:
 @op("ReluN", inplace={0: 0}, gradient="ReluNGradient(y, dy)")
 def relu_n(x, *, n: float = 6.0):
     """x, but at least 0 and at most n."""
-    # where: at 0 and at n the derivative is 0, as in ReluNGradient; that of clip would be 1/2
+    # where: at 0 and at n the derivative is 0, as in ReluNGradient; the derivative of clip would be 1/2
     return jnp.where(as_float(x) > 0, jnp.where(x < _positive(n), x, n), 0)
 
 

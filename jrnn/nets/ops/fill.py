@@ -79,7 +79,7 @@ def _constant(shape: tuple[int, ...], value: Any, dtype: Any) -> Any:
 
 
 def _value_type(dtype: int | None, value: Any) -> Any:
-    """The dtype of a fill: `dtype`, or if it is absent, that of the value on the wire."""
+    """The dtype of a fill: `dtype`, or if it is absent, the type of the value on the wire."""
     if dtype is not None:
         return dtype_of(dtype)
     return int64() if isinstance(value, int) else np.float32

@@ -44,7 +44,7 @@ def _check(data: Any, indices: Any, axis: int, match_outer: bool) -> tuple[int, 
 
 
 def _wrapped(indices: Any, size: int) -> Any:
-    """Indices in [0, size), for indices of which negative ones count from the end."""
+    """Indices in [0, size), for indices that count from the end where they are negative."""
     where = np.where if isinstance(indices, np.ndarray) else jnp.where
     return where(indices < 0, indices + size, indices)
 

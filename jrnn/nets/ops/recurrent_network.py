@@ -6,11 +6,11 @@ Shapes: T time, N batch, L length of an initial state (normally 1). The first in
 `recurrent_wiring.parse` turns the operator's arguments into a `Wiring`, with these fields:
 
 - links: at step t, the step net's blob `internal` is read from or written to `external[t+offset : t+offset+window]`.
-  `external` is a sequence, or the blob of a state: T+L slots, of which the first L are the initial state.
+  `external` is a sequence, or the blob of a state: T+L slots; the first L are the initial state.
 - aliases: the output `dst` is `src[offset:]`, where `src` is a state.
 - states: their blobs. `initial_ids` are the positions of their initial values in `inputs`. `smooth_states` have gradients.
 - collected: maps each output that is not an alias to the blob of the step net that it collects over time.
-- outputs_with_grads: the positions of the outputs that pass gradients, or None. `stop_outputs` stops those of the others.
+- outputs_with_grads: the positions of the outputs that pass gradients, or None. `stop_outputs` stops the others.
 - recompute: the blobs of the step net that the reverse pass computes again.
 
 `run_forward` is the loop, an `executor.scan` over the step net. `recurrent_network_gradient.py` has the gradient operator.

@@ -294,7 +294,7 @@ class _Backward:
         return start, every_step
 
     def _earlier(self, state: str, gradients: Any, env: Mapping[str, Any]) -> Any:
-        """The gradients of slots t, t+1, ... from those of t+1, t+2, ...: drops the last and adds those of step t."""
+        """The gradients of slots t, t+1, ... from slots t+1, t+2, ...: drops the last, and adds what step t writes."""
         slot = (1, *gradients.shape[1:])
         links = [k for k in self.writes if k.external == state + "_grad" and k.internal in env]
         if len(gradients) == 1 and len(links) == 1:

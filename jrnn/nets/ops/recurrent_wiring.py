@@ -1,7 +1,7 @@
 """The arguments of a RecurrentNetwork, parsed into records: links, aliases, states, references.
 
 A *link* binds a blob of the step net to a slice of a sequence: at step t, `internal` is `external[t+offset : t+offset+
-window]`. `external` is a sequence input, or the blob of a *state*: T+L slots of which the first L are the initial state. An
+window]`. `external` is a sequence input, or the blob of a *state*: T+L slots; the first L are the initial state. An
 *alias* makes an output from a state: `dst = states[offset:]`. Beyond Caffe2, `external` may be an output of the operator,
 which then collects a blob that is not a state.
 """
@@ -32,7 +32,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class Wiring:
-    """The parsed arguments of one recurrent network; `inputs` are those of the forward operator."""
+    """The parsed arguments of one recurrent network; `inputs` are the inputs of the forward operator."""
 
     step_net: Net
     inputs: tuple[str, ...]

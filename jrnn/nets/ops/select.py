@@ -43,7 +43,7 @@ def boolean_mask(data, mask):
 
 
 def put_where(mask: Any, rows: Any, otherwise: Any, name: str) -> Any:
-    """Puts the rows, in order, where the mask is true, and those of `otherwise` elsewhere."""
+    """Puts the rows, in order, where the mask is true, and the rows of `otherwise` elsewhere."""
     if is_concrete(mask):
         count = int(np.sum(np.asarray(mask)))
         if count != rows.shape[0]:

@@ -275,7 +275,7 @@ def remove_padding(data, lengths=None, *, padding_width: int = 1, end_padding_wi
 
 @op("GatherPadding", outputs=(1, 2))
 def gather_padding(data, lengths=None, *, op, padding_width: int = 1, end_padding_width: int = -1):
-    """The sum of all rows of start padding, and that of end padding; with one output, the sum of both."""
+    """The sum of all rows of start padding, and the sum of end padding; with one output, the sum of both."""
     start, end = _widths(padding_width, end_padding_width)
     at_start, _, at_end = _padding_rows(_counts(data, lengths), start, end)
     first, last = (jnp.asarray(data)[rows].sum(0, dtype=data.dtype) for rows in (at_start, at_end))

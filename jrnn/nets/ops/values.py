@@ -146,7 +146,7 @@ def flat_at(x: Any, axis: int) -> Any:
 
 
 def magnitude(x: Any) -> Any:
-    """The absolute value, with derivative 0 at 0 (that of jnp.abs is 1)."""
+    """The absolute value, with derivative 0 at 0 (the derivative of jnp.abs is 1)."""
     return x * jnp.sign(x)
 
 

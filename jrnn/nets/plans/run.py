@@ -51,7 +51,7 @@ def run_plan(
 ) -> dict[str, Any]:
     """Runs a plan as Caffe2 does, one net at a time.
 
-    Concurrent substeps run in order. A report net, and a substep that runs every so many milliseconds, run once, when their
+    Concurrent substeps run in order. A report net, and a substep with `run_every_ms`, run once, when their
     step ends, as in Caffe2 if the time is longer than the step.
 
     Args:

@@ -61,12 +61,12 @@ class MessageReader:
             args = tuple(self.arg(a, depth) for a in m.arg)
             m.ClearField("arg")
             device = self.device(m)
-            held = list(m.op)
+            op_messages = list(m.op)
             m.ClearField("op")
             rest = _rest(m)
         except FormatError as e:
             raise e.at(f"net {name!r}") from None
-        ops = tuple(self.op(o, depth, i, name) for i, o in enumerate(held))
+        ops = tuple(self.op(o, depth, i, name) for i, o in enumerate(op_messages))
         return Net(
             name=name,
             ops=ops,
@@ -127,23 +127,23 @@ class MessageReader:
         except FormatError as e:
             raise e.at(f"argument {name!r}") from None
 
-    def value(self, held: Any, kind: str, depth: int) -> Any:
+    def value(self, content: Any, kind: str, depth: int) -> Any:
         match kind:
             case "n":
-                return self.net(held, depth + 1)
+                return self.net(content, depth + 1)
             case "nets":
-                return tuple(self.net(n, depth + 1) for n in held)
+                return tuple(self.net(n, depth + 1) for n in content)
             case "t":
-                return _carried(held)
+                return _carried(content)
             case "tensors" | "qtensors":
-                return tuple(map(_carried, held))
+                return tuple(map(_carried, content))
             case "floats":
-                return Numbers(np.asarray(held, np.float32), np.float32)
+                return Numbers(np.asarray(content, np.float32), np.float32)
             case "ints":
-                return Numbers(np.asarray(held, np.int64), np.int64)
+                return Numbers(np.asarray(content, np.int64), np.int64)
             case "strings":
-                return tuple(held)
-        return held
+                return tuple(content)
+        return content
 
     def device(self, holder: Any) -> DeviceOption | None:
         if not holder.HasField("device_option"):

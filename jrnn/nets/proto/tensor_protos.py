@@ -159,11 +159,11 @@ def _elements(t: Any, count: int) -> np.ndarray:
         return _from_bytes(t, "raw_data", dtype, count)
     if field == "int32_data" and t.HasField("byte_data") and not t.int32_data:
         return _from_bytes(t, "byte_data", dtype, count)
-    held = getattr(t, field)
-    _check_count(t, field, len(held), count)
+    data = getattr(t, field)
+    _check_count(t, field, len(data), count)
     if field != "int32_data":
-        return np.array(held, dtype)
-    wide = np.array(held, np.int32)
+        return np.array(data, dtype)
+    wide = np.array(data, np.int32)
     bits = np.dtype(np.uint16) if dtype == np.float16 else dtype
     narrow = wide.astype(bits)
     if dtype != np.bool_ and not np.array_equal(narrow, wide):
@@ -172,11 +172,11 @@ def _elements(t: Any, count: int) -> np.ndarray:
 
 
 def _from_bytes(t: Any, field: str, dtype: np.dtype, count: int) -> np.ndarray:
-    held = getattr(t, field)
-    _check_count(t, field, len(held) / dtype.itemsize, count)
+    data = getattr(t, field)
+    _check_count(t, field, len(data) / dtype.itemsize, count)
     if dtype == np.bool_:
-        return np.asarray(np.frombuffer(held, np.uint8) != 0)
-    return np.frombuffer(held, dtype.newbyteorder("<")).astype(dtype)
+        return np.asarray(np.frombuffer(data, np.uint8) != 0)
+    return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype)
 
 
 def _check_count(t: Any, field: str, given: float, count: int) -> None:

@@ -186,7 +186,7 @@ def affine_channel(x, scale, bias, *, order: str = "NCHW", is_learnable: bool = 
 def affine_channel_gradient(
     dy, x_or_scale, scale=None, *, order: str = "NCHW", is_learnable: bool = False
 ):
-    """The gradient of x from dy and scale; if learnable, those of x, scale and bias from dy, x and scale."""
+    """The gradient of x from dy and scale; if learnable, the gradients of x, scale and bias from dy, x and scale."""
     if not is_learnable:
         axis = _channels(dy, order, scale=x_or_scale)
         return dy * _along(x_or_scale, dy, axis)

@@ -172,13 +172,13 @@ POLICIES: dict[str, Callable] = {
 
 
 def _parameters(policy: str) -> list[inspect.Parameter]:
-    """The Arguments of a policy, whose types are those of their defaults, and base_lr if it reads that."""
+    """The Arguments of a policy, with the types of their defaults, and base_lr if it reads that."""
     own = inspect.signature(POLICIES[policy]).parameters.values()
     return [p.replace(annotation=type(p.default)) for p in own if p.kind is p.KEYWORD_ONLY]
 
 
 def _factor(policy: str, i: Any, base_lr: float, args: dict[str, Any]) -> Any:
-    """The factor of one policy, with those of `args` that it has."""
+    """The factor of one policy, with the `args` that it has."""
     if policy not in POLICIES:
         raise OpError(f"argument 'policy' is {policy!r}{near(policy, [*POLICIES, 'composite'])}")
     own = {p.name: p.annotation for p in _parameters(policy)}
@@ -225,7 +225,7 @@ def learning_rate(
 
 
 def _signature() -> inspect.Signature:
-    """The operator's Arguments: its own, and those of all policies."""
+    """The operator's Arguments: its own, and the Arguments of all policies."""
     own = dict(inspect.signature(learning_rate, eval_str=True).parameters)
     own.pop("args")
     of_policies = {}
