@@ -16,18 +16,12 @@ from typing import Any
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.jaxprs.jax_internals import are_arrays, cached, is_recomputed, metadata_of, scan_p
+from jrnn.jaxprs.jax_internals import are_arrays, cached, metadata_of, scan_p
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.jaxprs.work import TooMuchWork
-from jrnn.loops.costs.bounds import (
-    ELEMENTWISE_MIN_GAIN,
-    MIN_GAIN,
-    SHORT_MIN_GAIN,
-    SMALL_BYTES,
-    Bounds,
-)
-from jrnn.loops.costs.equation_costs import LARGE_PRODUCT, is_call, product_seconds
-from jrnn.loops.costs.estimates import Estimate, Estimator, Terms, size_in_words, total
+from jrnn.loops.costs.bounds import Bounds, bounds_of
+from jrnn.loops.costs.equation_costs import has_large_products, product_seconds
+from jrnn.loops.costs.estimates import Estimator, Terms, size_in_words, total
 from jrnn.loops.costs.machines import Machine
 from jrnn.loops.ir import (
     Loop,
@@ -74,9 +68,6 @@ _AS_WRITTEN = Provenance()
 
 BRIEF_SECONDS = 3e-5  # of all steps of a loop that is left alone
 _MANY_RUNS = 1_000  # of a loop that is in another one, whose number is not known
-_SHORT_STEP_SECONDS = 5e-8  # of a step in which nothing is called
-# Of the bytes of a loop's own arrays, the part that a candidate may use if the states are small.
-_ALLOWED_FRACTION = 0.5
 _TRANSPOSED_MIN_GAIN = 0.03  # the part of a loop's time that transposed constants must save
 # Transposing a stacked array takes 5 times as long as reading it from a cache: [64, 256, 32] takes 0.2 ms with XLA 0.12.
 _TRANSPOSING = 5
@@ -137,7 +128,7 @@ def _compile(loop: Loop, target: Target, options: Options, provenance: Provenanc
         return Plan.left_to_jax(target, loop, why, chosen=baseline)
 
     # 3. The same loop in a plain form, so that all that follows sees one spelling of a step.
-    hoists_keys = target.is_estimated and _has_large_products(loop)
+    hoists_keys = target.is_estimated and has_large_products(loop.eqns)
     form, adapters = canonical_form(loop, target.devices, hoists_keys)
     if target.is_estimated:
         form = _with_transposed_constants(form, baseline, target.machine)
@@ -150,13 +141,16 @@ def _compile(loop: Loop, target: Target, options: Options, provenance: Provenanc
             return replace(plan, loop=loop, node=adapted(plan.node, adapters))
 
     # 5. What each strategy proposes.
+    bounds = Bounds(options.memory)
+    if target.is_estimated:
+        bounds = bounds_of(loop, form, baseline.estimate, options, provenance)
     context = Context(
         loop=form,
         target=target,
         options=options,
         provenance=provenance,
         baseline=baseline,
-        bounds=_bounds(loop, form, baseline, target, options, provenance),
+        bounds=bounds,
         adapter_terms=_adapter_terms(adapters, form.length, target),
     )
     notes, is_requested = _ask(strategies_for(target), context)
@@ -265,12 +259,6 @@ def _is_brief(baseline: Candidate, loop: Loop, target: Target) -> bool:
     return runs * baseline.estimate.seconds < BRIEF_SECONDS and not reads_rows(loop)
 
 
-def _has_large_products(loop: Loop) -> bool:
-    """Returns True if a loop calls products, so that one more loop, of a few elements, takes a small part of its time."""
-    products = (e for e in loop.eqns if e.primitive.name == "dot_general")
-    return any(jaxprs.operations(product) >= LARGE_PRODUCT for product in products)
-
-
 def canonical_form(
     loop: Loop, devices: int = 1, hoists_keys: bool = False
 ) -> tuple[Loop, list[Adapter]]:
@@ -321,75 +309,6 @@ def _with_transposed_constants(loop: Loop, baseline: Candidate, machine: Machine
         seconds.append(node.estimate(Estimator(form, machine)).seconds)
     before, after = seconds
     return transposed if after < (1 - _TRANSPOSED_MIN_GAIN) * before else loop
-
-
-def _bounds(
-    original: Loop,
-    loop: Loop,
-    baseline: Candidate,
-    target: Target,
-    options: Options,
-    provenance: Provenance,
-) -> Bounds:
-    """Returns what candidates may use, and must gain."""
-    if not target.is_estimated:
-        return Bounds(options.memory)
-    live_bytes, avoided_bytes = _bytes_around_loop(original, options, provenance, baseline.estimate)
-    min_gain = MIN_GAIN if any(map(is_call, loop.eqns)) else ELEMENTWISE_MIN_GAIN
-    if baseline.estimate.seconds < _SHORT_STEP_SECONDS * jaxprs.extent(loop.length):
-        min_gain = SHORT_MIN_GAIN
-    forward_seconds = 0.0
-    if provenance.of_gradient(
-        loop.reverse
-    ):  # a forward loop has half of the products of its reverse loop
-        forward_seconds = baseline.estimate.seconds / 2
-    return Bounds(
-        memory=options.memory,
-        live_bytes=live_bytes,
-        avoided_bytes=avoided_bytes,
-        min_gain=min_gain,
-        forward_seconds=forward_seconds,
-        allowed_bytes=allowed_bytes(loop),
-    )
-
-
-def allowed_bytes(loop: Loop) -> float:
-    """Returns the bytes that a candidate may always use: of a loop over small states, a share of its own arrays."""
-    if _has_large_products(loop):
-        return SMALL_BYTES
-    step_bytes = sum(map(jaxprs.nbytes, (*loop.xs, *jaxprs.variables(loop.ys))))
-    other_bytes = sum(map(jaxprs.nbytes, (*loop.consts, *loop.carry)))
-    own_bytes = jaxprs.extent(loop.length) * step_bytes + other_bytes
-    return min(SMALL_BYTES, _ALLOWED_FRACTION * own_bytes)
-
-
-def _bytes_around_loop(
-    loop: Loop, options: Options, provenance: Provenance, baseline: Estimate
-) -> tuple[int, int]:
-    """Returns the bytes of stacked arrays that a reverse loop reads, and the extra bytes of JAX's own reverse loop.
-
-    JAX's reverse loop makes gradients of constants at each step. That is more than its forward loop needs, which sets what
-    ours may need.
-    """
-    if not provenance.of_gradient(loop.reverse):
-        return 0, max(provenance.gradient_bytes - baseline.memory, 0)
-    steps = jaxprs.extent(loop.length)
-    live_bytes = max(steps * sum(map(jaxprs.nbytes, loop.xs)) - provenance.xs_bytes, 0)
-    if not provenance.stores_less or options.recompute is not None:
-        return live_bytes, 0
-    # JAX names what the reverse loop computes again. Its own rule would store what the rest of the loop reads of that.
-    again = list(filter(is_recomputed, loop.eqns))
-    results_again = {v for e in again for v in e.outvars}
-    repeated = jaxprs.depends(loop.eqns, loop.xs).intersection(results_again)
-    read_by_others = set()
-    for eqn in loop.eqns:
-        if not any(v in repeated for v in eqn.outvars):
-            read_by_others.update(jaxprs.inputs(eqn))
-    read_again = {v for e in again for v in jaxprs.inputs(e)}
-    stored_instead = [v for v in loop.xs if v in read_again and v not in read_by_others]
-    stored_bytes = sum(map(jaxprs.nbytes, repeated & read_by_others))
-    instead_bytes = sum(map(jaxprs.nbytes, stored_instead))
-    return live_bytes, steps * max(stored_bytes - instead_bytes, 0)
 
 
 def _adapter_terms(adapters: Sequence[Adapter], length: object, target: Target) -> Terms:

@@ -19,7 +19,6 @@ import jrnn
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs.jax_internals import XLA_MAKES_ONE_KERNEL
-from jrnn.loops import compile as compiling
 from jrnn.loops.costs import bounds, machines
 from jrnn.loops.costs.bounds import Bounds, memory_bound
 from jrnn.loops.costs.estimates import Estimate, Estimator
@@ -309,7 +308,7 @@ def test_large_operands_are_not_made_for_several_steps(monkeypatch):
 
 @pytest.mark.parametrize("margin, changed", [(0.0, True), (1.0, False)])
 def test_loops_without_products_have_a_margin_of_their_own(margin, changed, monkeypatch):
-    monkeypatch.setattr(compiling, "ELEMENTWISE_MIN_GAIN", margin)
+    monkeypatch.setattr(bounds, "ELEMENTWISE_MIN_GAIN", margin)
 
     def step(p, h, x):
         h = list(h)
@@ -902,7 +901,7 @@ def test_a_plan_for_small_states_uses_a_share_of_the_loops_own_arrays():
         (loop,) = traced_loops(
             lambda c, xs: jax.lax.scan(step, c, xs), jnp.ones((8, n)), jnp.ones((9, 8, n))
         )
-        return compiling.allowed_bytes(loop)
+        return bounds.allowed_bytes(loop)
 
     assert most(4) == (2 * 9 + 1) * 8 * 4 * 4 / 2 and most(64) == bounds.SMALL_BYTES
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from jrnn import jaxprs
+from jrnn.jaxprs.jax_internals import is_recomputed
+from jrnn.loops.costs.equation_costs import has_large_products, is_call
 from jrnn.loops.costs.estimates import UNCERTAINTIES, Estimate
+from jrnn.loops.ir import Loop, Options, Provenance
 
 # What a candidate must save of the baseline's estimated time to replace it: the model is not exact, least of all for loops
 # without products, which XLA fuses in its own way, and for steps so short that one more stack takes a part of them.
@@ -53,6 +57,12 @@ class Bounds(NamedTuple):
         return bound - self.live_bytes
 
 
+# Seconds of a step in which nothing is called.
+_SHORT_STEP_SECONDS = 5e-8
+# Of the bytes of a loop's own arrays, the part that a candidate may use if the states are small.
+_ALLOWED_FRACTION = 0.5
+
+
 def memory_bound(
     memory: float | None,
     baseline_bytes: int,
@@ -84,3 +94,73 @@ def uncertainty(estimate: Estimate, baseline: Estimate) -> float:
         for name, part in UNCERTAINTIES.items()
     ]
     return math.hypot(*parts)
+
+
+def bounds_of(
+    original: Loop, loop: Loop, baseline: Estimate, options: Options, provenance: Provenance
+) -> Bounds:
+    """Returns what candidates for a loop may use, and must gain.
+
+    Args:
+        original: the loop as JAX made it.
+        loop: its canonical form, which candidates run.
+        baseline: what the original costs.
+        options: the caller's.
+        provenance: what differentiation left.
+    """
+    live_bytes, avoided_bytes = _bytes_around_loop(original, options, provenance, baseline)
+    min_gain = MIN_GAIN if any(map(is_call, loop.eqns)) else ELEMENTWISE_MIN_GAIN
+    if baseline.seconds < _SHORT_STEP_SECONDS * jaxprs.extent(loop.length):
+        min_gain = SHORT_MIN_GAIN
+    forward_seconds = 0.0
+    if provenance.of_gradient(
+        loop.reverse
+    ):  # a forward loop has half of the products of its reverse loop
+        forward_seconds = baseline.seconds / 2
+    return Bounds(
+        memory=options.memory,
+        live_bytes=live_bytes,
+        avoided_bytes=avoided_bytes,
+        min_gain=min_gain,
+        forward_seconds=forward_seconds,
+        allowed_bytes=allowed_bytes(loop),
+    )
+
+
+def allowed_bytes(loop: Loop) -> float:
+    """Returns the bytes that a candidate may always use: of a loop over small states, a share of its own arrays."""
+    if has_large_products(loop.eqns):
+        return SMALL_BYTES
+    step_bytes = sum(map(jaxprs.nbytes, (*loop.xs, *jaxprs.variables(loop.ys))))
+    other_bytes = sum(map(jaxprs.nbytes, (*loop.consts, *loop.carry)))
+    own_bytes = jaxprs.extent(loop.length) * step_bytes + other_bytes
+    return min(SMALL_BYTES, _ALLOWED_FRACTION * own_bytes)
+
+
+def _bytes_around_loop(
+    loop: Loop, options: Options, provenance: Provenance, baseline: Estimate
+) -> tuple[int, int]:
+    """Returns the bytes of stacked arrays that a reverse loop reads, and the extra bytes of JAX's own reverse loop.
+
+    JAX's reverse loop makes gradients of constants at each step. That is more than its forward loop needs, which sets what
+    ours may need.
+    """
+    if not provenance.of_gradient(loop.reverse):
+        return 0, max(provenance.gradient_bytes - baseline.memory, 0)
+    steps = jaxprs.extent(loop.length)
+    live_bytes = max(steps * sum(map(jaxprs.nbytes, loop.xs)) - provenance.xs_bytes, 0)
+    if not provenance.stores_less or options.recompute is not None:
+        return live_bytes, 0
+    # JAX names what the reverse loop computes again. Its own rule would store what the rest of the loop reads of that.
+    again = list(filter(is_recomputed, loop.eqns))
+    results_again = {v for e in again for v in e.outvars}
+    repeated = jaxprs.depends(loop.eqns, loop.xs).intersection(results_again)
+    read_by_others = set()
+    for eqn in loop.eqns:
+        if not any(v in repeated for v in eqn.outvars):
+            read_by_others.update(jaxprs.inputs(eqn))
+    read_again = {v for e in again for v in jaxprs.inputs(e)}
+    stored_instead = [v for v in loop.xs if v in read_again and v not in read_by_others]
+    stored_bytes = sum(map(jaxprs.nbytes, repeated & read_by_others))
+    instead_bytes = sum(map(jaxprs.nbytes, stored_instead))
+    return live_bytes, steps * max(stored_bytes - instead_bytes, 0)

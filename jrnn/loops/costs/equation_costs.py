@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,6 +21,12 @@ LARGE_PRODUCT = 2 * LIBRARY_SUM  # operations of a product that stays a call
 # Operations from which a product of bfloat16 is faster than one of float32: see `Machine.bfloat16`.
 _LARGE_NARROW_PRODUCT = 1 << 19
 _FLOAT64 = np.dtype("float64")
+
+
+def has_large_products(eqns: Sequence[Eqn]) -> bool:
+    """Returns True for a step that calls products: one more loop, of a few elements, takes a small part of its time."""
+    products = (e for e in eqns if e.primitive.name == "dot_general")
+    return any(jaxprs.operations(product) >= LARGE_PRODUCT for product in products)
 
 
 def is_call(eqn: Eqn) -> bool:

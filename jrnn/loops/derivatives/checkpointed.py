@@ -18,8 +18,8 @@ import jax
 from jrnn import jaxprs
 from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS, are_arrays, cached, metadata_of, scan_p
 from jrnn.jaxprs.tangents import is_smooth
-from jrnn.loops.compile import BRIEF_SECONDS, allowed_bytes, compile_loop
-from jrnn.loops.costs.bounds import MIN_GAIN, memory_bound
+from jrnn.loops.compile import BRIEF_SECONDS, compile_loop
+from jrnn.loops.costs.bounds import MIN_GAIN, allowed_bytes, memory_bound
 from jrnn.loops.costs.estimates import Estimate
 from jrnn.loops.ir import Provenance, Results, ScanParams, Tag, observers, scan_in_pieces, tag
 from jrnn.loops.plan import Plan, Target

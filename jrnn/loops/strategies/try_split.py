@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from jrnn import jaxprs
-from jrnn.loops.costs.equation_costs import LARGE_PRODUCT
+from jrnn.loops.costs.equation_costs import has_large_products
 from jrnn.loops.ir import Loop
 from jrnn.loops.passes import Moves, gates, join_activations, slice_operands, split
 from jrnn.loops.passes.split_loop import is_slice
@@ -149,9 +149,8 @@ def _is_of_small_kernels(context: Context) -> bool:
     What its kernels take is estimated too roughly to pay for a loop over tiles.
     """
     loop = context.loop
-    for eqn in loop.eqns:
-        if eqn.primitive.name == "dot_general" and jaxprs.operations(eqn) >= LARGE_PRODUCT:
-            return False
+    if has_large_products(loop.eqns):
+        return False
     inside = context.estimator.part(loop.eqns, loop.outputs)
     return not context.estimator.is_small(loop, inside)
 
