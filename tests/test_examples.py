@@ -30,9 +30,7 @@ def test_each_program_is_short_and_on_the_page_and_each_section_has_a_picture():
     start = (EXAMPLES.parent / "docs" / "start.md").read_text(encoding="utf-8")
     assert f"There are {len(programs)}, each" in page and f"has {len(programs)} programs" in start
     for path in programs:
-        assert f"\n| [{path.stem}](" in table and f'"notebooks/{path.stem}.ipynb"' in table, (
-            path.stem
-        )
+        assert f"\n| [{path.stem}](" in table and f"`{path.stem}.ipynb`" in table, path.stem
         assert len(path.read_text(encoding="utf-8").splitlines()) < 170, path.stem
     for section in page.split("\n## ")[1:]:
         assert "\n![" in section, section

@@ -29,6 +29,8 @@ from jrnn.loops.ir import (
     Provenance,
     ScanParams,
     Unsupported,
+    checked_passes,
+    derived,
     observers,
     planning,
     tag,
@@ -75,6 +77,7 @@ _TRANSPOSING = 5
 # on 16 x 32 x 32 0.96.
 _MIN_STATE_ELEMENTS = 2048
 _MIN_CHUNKED_STEPS = 128
+_COMPARED_STEPS = 4  # of a loop whose passes are checked
 
 
 def strategies_for(target: Target) -> dict[str, Strategy]:
@@ -129,7 +132,7 @@ def _compile(loop: Loop, target: Target, options: Options, provenance: Provenanc
 
     # 3. The same loop in a plain form, so that all that follows sees one spelling of a step.
     hoists_keys = target.is_estimated and has_large_products(loop.eqns)
-    form, adapters = canonical_form(loop, target.devices, hoists_keys)
+    form, adapters, passes = canonical_form(loop, target.devices, hoists_keys)
     if target.is_estimated:
         form = _with_transposed_constants(form, baseline, target.machine)
 
@@ -171,7 +174,14 @@ def _compile(loop: Loop, target: Target, options: Options, provenance: Provenanc
             node = chosen.finished()
         except Unsupported as why:
             return Plan.left_to_jax(target, loop, f"not {chosen.strategy}: {why}")
-        plan = Plan(target, loop, adapted(node, adapters), chosen.strategy, (*notes, *refusals))
+        plan = Plan(
+            target=target,
+            loop=loop,
+            node=adapted(node, adapters),
+            strategy=chosen.strategy,
+            notes=(*notes, *refusals),
+            passes=tuple(passes),
+        )
         if target.is_estimated:
             plan = replace(plan, chosen=chosen, rejected=rejected)
         plan, too_long = plan.within_budget(options.compile_budget)
@@ -261,8 +271,11 @@ def _is_brief(baseline: Candidate, loop: Loop, target: Target) -> bool:
 
 def canonical_form(
     loop: Loop, devices: int = 1, hoists_keys: bool = False
-) -> tuple[Loop, list[Adapter]]:
-    """Returns one spelling of a loop, and the adapters that run it on the loop's own arguments, in the order of the passes.
+) -> tuple[Loop, list[Adapter], list[str]]:
+    """Returns one spelling of a loop, the adapters that run it on the loop's own arguments, and the passes that changed it.
+
+    Adapters and passes are in the order in which they were applied. In the context `checked_passes` each pass is compared
+    with the loop before it, on numbers.
 
     Args:
         loop: the loop.
@@ -271,11 +284,16 @@ def canonical_form(
         hoists_keys: True to compute the keys that it carries in a loop of their own.
     """
     adapters: list[Adapter] = []
+    applied: list[str] = []
     # Passes that keep the carries and inputs as they are.
     for simplify in SIMPLIFICATIONS:
-        loop = simplify(loop)
+        before = loop
+        loop = simplify(before)
+        if loop is not before and loop.eqns != before.eqns:
+            applied.append(simplify.__name__)
+            check_pass(simplify.__name__, simplify, before)
     if reads_array_literals(loop):
-        return loop, adapters
+        return loop, adapters, applied
     # Passes that change them.
     passes: list[Callable[[Loop], tuple[Loop, Any]]] = [eliminate_carries]
     if hoists_keys:
@@ -283,10 +301,43 @@ def canonical_form(
     passes += [unpack_carries, functools.partial(normalize_axes, merge=devices == 1)]
     form = loop
     for rewrite in passes:
-        form, adapter = rewrite(form)
+        before = form
+        form, adapter = rewrite(before)
         if adapter is not None:
             adapters.append(adapter)
-    return (loop if form is loop else compose_views(form)), adapters
+        if form is not before:
+            name = getattr(rewrite, "func", rewrite).__name__
+            applied.append(name)
+            check_pass(name, rewrite, before)
+    return (loop if form is loop else compose_views(form)), adapters, applied
+
+
+def check_pass(name: str, rewrite: Callable[[Loop], Any], before: Loop) -> None:
+    """In the context `checked_passes`, raises an AssertionError that names a pass which changes the values of a loop.
+
+    The loop and the rewritten one run for a few steps on small random numbers, values and tangents.
+
+    Args:
+        name: of the pass.
+        rewrite: the pass, which returns a loop, or a loop and its adapter.
+        before: the loop before it.
+    """
+    if not checked_passes.value or not jaxprs.is_known(before.length):
+        return
+
+    def derive(small: ScanParams) -> Any:
+        program = jaxprs.inlined(small.jaxpr, jaxprs.LOWERED_CALLS)
+        rewritten = rewrite(small.loop(program))
+        form, adapter = (rewritten, None) if isinstance(rewritten, Loop) else rewritten
+        node = adapted(Steps(form), [] if adapter is None else [adapter])
+
+        def run(consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> Any:
+            return node.run([*program.consts, *consts], init, xs, small.length)
+
+        return run
+
+    agrees, note = derived.validate(ScanParams.of_loop(before, _COMPARED_STEPS), name, derive)
+    assert agrees, f"{name}: {note}"
 
 
 def _with_transposed_constants(loop: Loop, baseline: Candidate, machine: Machine) -> Loop:

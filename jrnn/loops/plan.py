@@ -166,6 +166,7 @@ class Plan:
         rejected: the candidates that were compared with it, and why they were not chosen.
         constants: the values of the first of `loop.consts`, which the step closes over.
         is_differentiated: it runs in the place of a loop that JAX is about to differentiate.
+        passes: the names of the passes that brought the loop to its canonical form.
         added_compile_seconds: how much longer than `jax.lax.scan` it compiles, by estimate; None if nobody asked.
     """
 
@@ -178,6 +179,7 @@ class Plan:
     rejected: Rejected = ()
     constants: tuple[Any, ...] = field(default=(), repr=False, compare=False)
     is_differentiated: bool = False
+    passes: tuple[str, ...] = ()
     added_compile_seconds: float | None = None
 
     @staticmethod
@@ -315,6 +317,8 @@ class Plan:
             of = f" (lax.scan: {before})" if before != self.contractions else ""
             lines.append(f"  contractions in the loop: {self.contractions}{of}")
         lines += self._estimate_lines(details)
+        if details and self.passes:
+            lines.append(f"  brought to its canonical form by {', '.join(self.passes)}")
         remarks = (self.compilation, *self.notes, *self.description.remarks)
         for remark in (*remarks, *self.description.obstacles):
             if remark and remark != NOTHING_TO_GAIN:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +14,13 @@ from by_numpy import by_numpy
 from spelled_cells import CELLS, problem
 from spellings import programs
 
+import jrnn
 from jrnn import jaxprs
 from jrnn.bench.sizes import Size
+from jrnn.loops import compile as compiling
 from jrnn.loops import scan
 from jrnn.loops.compile import canonical_form, plans_in
-from jrnn.loops.ir import traced_loops
+from jrnn.loops.ir import checked_passes, traced_loops
 from jrnn.loops.passes import split
 from jrnn.loops.plan import Target
 from jrnn.loops.strategies.nodes import Steps, adapted
@@ -70,7 +73,7 @@ def run_both(loop):
         [draw(v) for v in loop.carry],
         [draw(v, (3,)) for v in loop.xs],
     ]
-    form, adapters = canonical_form(loop)
+    form, adapters, _ = canonical_form(loop)
     node = adapted(Steps(form.verify()), adapters)
     return [
         jax.tree.leaves(by_numpy(lambda *a, run=run: run(*a, 3))(*given))
@@ -371,3 +374,32 @@ def test_unpacked_carries_share_values():
         expected = by_numpy(functools.partial(jax.lax.scan, step))(init, xs)
         results = by_numpy(functools.partial(scan, step, executor="unrolled"))(init, xs)
         jax.tree.map(np.testing.assert_array_equal, results, expected)
+
+
+def swapped(loop):
+    """A pass that is wrong: it subtracts the other way around."""
+    eqns = []
+    for eqn in loop.eqns:
+        is_subtraction = eqn.primitive.name == "sub"
+        eqns.append(eqn.replace(invars=eqn.invars[::-1]) if is_subtraction else eqn)
+    return replace(loop, eqns=tuple(eqns))
+
+
+def test_a_wrong_pass_is_named(monkeypatch):
+    """`checked_passes` compares the loop after each pass with the loop before it; a plan lists the passes."""
+    monkeypatch.setattr(compiling, "SIMPLIFICATIONS", (*compiling.SIMPLIFICATIONS, swapped))
+
+    def step(h, x):
+        h = jnp.tanh(h @ jnp.full((64, 64), 0.1) - x)
+        return h, h
+
+    def plan():
+        xs = jnp.ones((100, 8, 64))
+        (plan,) = jrnn.explain(lambda xs: scan(step, xs[0], xs, executor="scan"), xs).loops
+        return str(plan)
+
+    assert "swapped" in plan()
+    jax.clear_caches()
+    wrong = "swapped: on random numbers, result 0 is off"
+    with checked_passes(True), pytest.raises(AssertionError, match=wrong):
+        plan()

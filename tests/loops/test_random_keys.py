@@ -75,7 +75,7 @@ def words(tree):
 def test_keys_leave_the_carry_with_the_same_bits(step, reverse):
     run = lambda *given: jax.lax.scan(step, *given, reverse=reverse)  # noqa: E731
     (loop,) = traced_loops(run, STARTS[step], XS)
-    form, adapters = canonical_form(loop, hoists_keys=True)
+    form, adapters, _ = canonical_form(loop, hoists_keys=True)
     keys = [adapter.key_loop for adapter in adapters if isinstance(adapter, HoistedKeys)]
     if step is of_state:
         assert not keys and len(form.carry) == 2

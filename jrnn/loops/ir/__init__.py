@@ -3,7 +3,7 @@
 In: a scan equation of JAX. Out: a `Loop` with its tag, and what observers hear of it. Read `loop.py` first.
 """
 
-from jrnn.loops.ir.loop import Loop, Results, RunLoop, ScanParams, strict_passes
+from jrnn.loops.ir.loop import Loop, Results, RunLoop, ScanParams, checked_passes, strict_passes
 from jrnn.loops.ir.scans import (
     FlatScan,
     RunSome,
@@ -27,6 +27,7 @@ __all__ = [
     "ScanParams",
     "Tag",
     "Unsupported",
+    "checked_passes",
     "promoted",
     "scan_in_chunks",
     "scan_in_pieces",

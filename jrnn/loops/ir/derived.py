@@ -189,7 +189,7 @@ def validate(scan: ScanParams, kind: str, derive: Derive) -> tuple[bool, str]:
             digest.update(np.asarray(const).tobytes())
     text = f"{kind} {scan.n_consts} {scan.n_carry} {scan.length} {scan.reverse} {digest.hexdigest()} {step}"
     agrees, note = _compare(_Comparison(text, kind, scan, derive))
-    assert agrees or not strict_passes.value, note
+    assert agrees or not strict_passes.value, f"{kind}: {note}"
     return agrees, note
 
 

@@ -26,6 +26,9 @@ RunLoop = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Any], Results]
 # Tests set this to verify every loop that a pass returns, and to raise errors inside passes.
 strict_passes = jax.make_user_context(False)
 
+# True to compare the loop after each pass of the canonical form with the loop before it, on numbers: which pass is wrong?
+checked_passes = jax.make_user_context(False)
+
 
 @dataclass(frozen=True)
 class Loop:
