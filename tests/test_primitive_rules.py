@@ -178,6 +178,6 @@ def test_gradients_have_enclosures():
     def radii(x):
         env = dict(zip(program.constvars, map(Box, program.consts)))
         env[program.invars[0]] = Box(x, jnp.full_like(x, 1e-3))
-        return [box.spread for box in enclosed(program.eqns, env)[0].values()]
+        return [box.radius for box in enclosed(program.eqns, env)[0].values()]
 
     assert jax.eval_shape(radii, X)  # an equation without a rule raises

@@ -23,22 +23,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array, lax
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Program, Var
+from jrnn.jaxprs import Atom, Env, Program, Var
 from jrnn.jaxprs.flat import body_of
 from jrnn.jaxprs.tangents import pushed
 from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks
+from jrnn.loops.affine.carries import Values
 from jrnn.loops.ir import Loop
 from jrnn.loops.newton.enclosure import Box, NotEnclosed, enclosed
 
-Values = Sequence[Any]
-_ROUNDED = 1.01  # bounds are computed with rounding, too
+ROUNDING_FACTOR = 1.01  # bounds are computed with rounding, too
+
+Boxes = Sequence[Box]
+
+
+def _box_of(env: Env, atom: Atom) -> Box:
+    return Box(jaxprs.value({}, atom)) if jaxprs.is_literal(atom) else env[atom]
 
 
 @dataclass(frozen=True)
@@ -47,10 +53,10 @@ class Enclosures:
 
     Attributes:
         group: the group.
-        step: from constants, the stack of one step and old carries to new carries, with all calls inlined.
+        step: from constants, the inputs of one step and old carries to new carries, with all calls inlined.
         tangents: the same with the tangents of the old carries, to the tangents of the new ones.
 
-    Its methods take `inputs`, the boxes of the constants and of the stack, and the old carries.
+    Its methods take `inputs`, the boxes of the constants and of the step's inputs, and the old carries.
     """
 
     group: Blocks
@@ -70,87 +76,93 @@ class Enclosures:
 
         Args:
             group, fn, consts: the group, its step, and the values of all steps.
-            stack, radii, old: the types of the stack of one step, of the radii of its boxes, and of the carries.
+            stack, radii, old: the types of the inputs of one step, of the radii of their boxes, and of the carries.
         """
         avals = [*map(jax.typeof, consts), *stack, *old]
-        count = len(consts) + len(stack)
+        first_carry = len(consts) + len(stack)
 
-        def flat(*args: Any) -> Values:
-            return fn(args[: len(consts)], args[len(consts) : count], args[count:])
+        def flat(*args):
+            return fn(args[: len(consts)], args[len(consts) : first_carry], args[first_carry:])
 
         step = jaxprs.inlined(jax.make_jaxpr(flat)(*avals), jaxprs.LOWERED_CALLS)
-        places = range(count, len(avals))
-        moved = jax.make_jaxpr(
-            lambda *args: pushed(step.run, args[: len(avals)], places, args[len(avals) :])[1]
-        )
-        tangents = jaxprs.inlined(moved(*avals, *old), body_of)
-        enclosures = Enclosures(group, step, tangents)
-        radius = jax.ShapeDtypeStruct(
-            (*group.batch, group.block), jnp.result_type(jnp.float32, *old)
-        )
+        carry_positions = range(first_carry, len(avals))
 
-        def everything(
-            consts: Values, stack: Values, radii: Values, old: Values, radius: Any
-        ) -> Any:
+        def tangents_of(*args):
+            values = args[: len(avals)]
+            return pushed(step.run, values, carry_positions, args[len(avals) :])[1]
+
+        tangents = jaxprs.inlined(jax.make_jaxpr(tangents_of)(*avals, *old), body_of)
+        enclosures = Enclosures(group, step, tangents)
+
+        # Evaluate everything on types: an equation without a rule raises.
+        radius_dtype = jnp.result_type(jnp.float32, *old)
+        radius = jax.ShapeDtypeStruct((*group.batch, group.block), radius_dtype)
+
+        def everything(consts, stack, radii, old, radius):
             inputs = [*map(Box, consts), *map(Box, stack, radii)]
             return enclosures.rounding(inputs, old), enclosures.slopes(inputs, old, radius)
 
         try:
-            jax.eval_shape(everything, [*map(jax.typeof, consts)], stack, radii, old, radius)
+            jax.eval_shape(everything, avals[: len(consts)], stack, radii, old, radius)
         except NotEnclosed:
             return None
         return enclosures
 
-    def _boxes(
-        self, inputs: Sequence[Box], old: Values, radii: Values, tangents: Values | None
-    ) -> tuple[list[Box], Any]:
-        """Returns the new carries, or their tangents, from old carries with these radii; and whether they may jump."""
-        program = self.step if tangents is None else self.tangents
-        boxes = [*inputs, *map(Box, old, radii)]
-        boxes += [
-            Box(jnp.zeros(t.shape, t.dtype) if isinstance(t, jax.ShapeDtypeStruct) else t)
-            for t in tangents or ()
-        ]
-        names = (*program.constvars, *program.invars)
-        env = dict(zip(names, (*map(Box, program.consts), *boxes)))
-        env, jumps = enclosed(program.eqns, env)
-        return [
-            Box(jaxprs.value({}, a)) if jaxprs.is_literal(a) else env[a] for a in program.outvars
-        ], jumps
+    def _new(self, inputs: Boxes, old: Values, radii: Values) -> tuple[Boxes, Array]:
+        """Returns the new carries from old carries with these radii, and whether they may jump."""
+        return _results(self.step, [*inputs, *map(Box, old, radii)])
 
-    def rounding(self, inputs: Sequence[Box], old: Values) -> Any:
+    def rounding(self, inputs: Boxes, old: Values) -> Array:
         """Returns u at one time, and what the radii of the inputs add to it, [A, M]."""
-        boxes, _ = self._boxes(inputs, old, [Box(v).spread for v in old], None)
-        return self.group.join([box.spread for box in boxes])
+        zeros = [Box(v).radius for v in old]
+        new, _ = self._new(inputs, old, zeros)
+        return self.group.join([box.radius for box in new])
 
-    def slopes(self, inputs: Sequence[Box], old: Values, radius: Any) -> tuple[Any, Any]:
+    def slopes(self, inputs: Boxes, old: Values, radius: Array) -> tuple[Array, Array]:
         """Returns A, [A, M, M], and whether the step may jump, for old carries with a radius [A, M], at one time."""
         radii = self.group.part(radius)
-        columns = jax.vmap(lambda k: self._column(inputs, old, radii, k))(
-            jnp.arange(self.group.block)
-        )
-        return jnp.moveaxis(columns, 0, -1), self._boxes(inputs, old, radii, None)[1]
 
-    def spread(self, inputs: Sequence[Box], old: Values, radius: Any) -> tuple[Any, Any]:
+        def column(k):
+            return self._column(inputs, old, radii, k)
+
+        columns = jax.vmap(column)(jnp.arange(self.group.block))
+        _, jumps = self._new(inputs, old, radii)
+        return jnp.moveaxis(columns, 0, -1), jumps
+
+    def slopes_times_radius(self, inputs: Boxes, old: Values, radius: Array) -> tuple[Array, Array]:
         """Returns A times the radius, [A, M], and whether the step may jump, without all of A in memory."""
         radii = self.group.part(radius)
 
-        def add(total: Any, k: Any) -> tuple[Any, None]:
-            return total + self._column(inputs, old, radii, k) * jax.lax.dynamic_index_in_dim(
-                radius, k, -1
-            ), None
+        def add_column(total, k):
+            column = self._column(inputs, old, radii, k)
+            return total + column * lax.dynamic_index_in_dim(radius, k, -1), None
 
-        total, _ = jax.lax.scan(add, jnp.zeros_like(radius), jnp.arange(self.group.block))
-        return total, self._boxes(inputs, old, radii, None)[1]
+        columns = jnp.arange(self.group.block)
+        total, _ = lax.scan(add_column, jnp.zeros_like(radius), columns)
+        _, jumps = self._new(inputs, old, radii)
+        return total, jumps
 
-    def _column(self, inputs: Sequence[Box], old: Values, radii: Values, k: Any) -> Any:
-        boxes, _ = self._boxes(inputs, old, radii, self.group.basis(k, old))
-        return self.group.join([box.size + box.spread for box in boxes])
+    def _column(self, inputs: Boxes, old: Values, radii: Values, k: Array) -> Array:
+        """Returns column k of A."""
+        basis = [
+            Box(jnp.zeros(t.shape, t.dtype) if isinstance(t, jax.ShapeDtypeStruct) else t)
+            for t in self.group.basis(k, old)
+        ]
+        tangents, _ = _results(self.tangents, [*inputs, *map(Box, old, radii), *basis])
+        return self.group.join([box.size + box.radius for box in tangents])
+
+
+def _results(program: Program, arguments: Boxes) -> tuple[Boxes, Array]:
+    """Returns the results of a program on boxes, and whether one of its values may jump."""
+    env = dict(zip(program.constvars, map(Box, program.consts)))
+    env.update(zip(program.invars, arguments))
+    env, jumps = enclosed(program.eqns, env)
+    return [_box_of(env, atom) for atom in program.outvars], jumps
 
 
 def of_outputs(
     step: Program, old: Values, new: Values, xs: Values, before: Values, after: Values
-) -> list[tuple[Any, Any]]:
+) -> list[tuple[Array, Array]]:
     """Returns how far each output of a step may be off, and what rounding may change of it, at all times.
 
     Args:
@@ -162,86 +174,110 @@ def of_outputs(
     Raises:
         NotEnclosed: if an equation of an output has no enclosure.
     """
-    carry = step.invars[: len(old)]
-    inputs = step.invars[len(old) :]
-    outs = step.outvars[: len(old)]
-    ys = step.outvars[len(old) :]
+    n_carry = len(old)
+    carry_out = step.outvars[:n_carry]
+    ys = step.outvars[n_carry:]
 
-    def at_one_time(
-        old: Values, new: Values, xs: Values, before: Values, after: Values
-    ) -> list[tuple[Any, Any]]:
-        def boxes(before: Values, after: Values) -> tuple[list[Box], Any]:
-            env = {v: Box(n, r) for v, n, r in zip(outs, new, after) if not jaxprs.is_literal(v)}
-            env |= zip(step.constvars, map(Box, step.consts))
-            env |= zip(inputs, map(Box, xs))
-            env |= zip(carry, map(Box, old, before))
-            env, jumps = enclosed(jaxprs.needed(step.eqns, ys, set(env))[0], env)
-            return [Box(jaxprs.value({}, y)) if jaxprs.is_literal(y) else env[y] for y in ys], jumps
+    def at_one_time(old, new, xs, before, after):
+        def boxes(before, after):
+            new_boxes = zip(carry_out, map(Box, new, after))
+            env = {v: box for v, box in new_boxes if not jaxprs.is_literal(v)}
+            env.update(zip(step.constvars, map(Box, step.consts)))
+            env.update(zip(step.invars[n_carry:], map(Box, xs)))
+            env.update(zip(step.invars, map(Box, old, before)))
+            eqns, _ = jaxprs.needed(step.eqns, ys, set(env))
+            env, jumps = enclosed(eqns, env)
+            return [_box_of(env, y) for y in ys], jumps
 
         off, jumps = boxes(before, after)
-        rounded, _ = boxes(*(list(map(jnp.zeros_like, radii)) for radii in (before, after)))
-        moves = [box.radius is not None for box in off]
-        return [
-            (jnp.where(jumps & m, jnp.inf, box.spread), exact.spread)
-            for box, exact, m in zip(off, rounded, moves)
-        ]
+        rounded, _ = boxes(_zeros(before), _zeros(after))
+        bounds = []
+        for box, exact in zip(off, rounded):
+            radius = jnp.where(jumps & (not box.is_exact), jnp.inf, box.radius)
+            bounds.append((radius, exact.radius))
+        return bounds
 
-    return jax.vmap(at_one_time)(*map(list, (old, new, xs, before, after)))
+    return jax.vmap(at_one_time)(list(old), list(new), list(xs), list(before), list(after))
 
 
-def radii_of_inputs(
+def _zeros(arrays: Values) -> list[Array]:
+    return list(map(jnp.zeros_like, arrays))
+
+
+def before_each_step(after: Array) -> Array:
+    """Returns the error of a carry before each step, from its error after each step, [T, ...]."""
+    return jaxprs.shifted(after, jnp.zeros(after.shape[1:], after.dtype), False)
+
+
+def are_zero(errors: Values) -> Array:
+    """Returns whether all errors are 0: then the states are those of the loop."""
+    return jnp.all(jnp.stack([jnp.all(error == 0) for error in errors]))
+
+
+def input_radii(
     loop: Loop,
-    wanted: Sequence[Var],
+    inputs: Sequence[Var],
     consts: Values,
     init: Values,
     xs: Values,
-    states: Mapping[int, Any],
-    errors: Mapping[int, Any],
-) -> list[Any | None]:
+    states: Mapping[int, Array],
+    errors: Mapping[int, Array],
+) -> list[Array | None]:
     """Returns the radii of what a group of carries reads, at all times; None of what depends on no other carry.
+
+    A value v(h[t-1], h[t], x[t]) of a step is off by at most the radius of v over the boxes h[t-1] +- e[t-1] and
+    h[t] +- e[t] of the carries of earlier groups, and its rounding comes on top of that.
 
     Args:
         loop: the loop.
-        wanted: the variables that the group reads.
+        inputs: the variables that the group reads.
         consts, init, xs: the loop's constants, its first carries, and its inputs, [T, ...].
         states, errors: by position, the states of the carries of earlier groups after each step, [T, ...], and bounds of
             their errors.
     """
     earlier = sorted(states)
-    before, after = ([variables[i] for i in earlier] for variables in (loop.carry, loop.carry_out))
-    moving = jaxprs.depends(loop.eqns, [v for v in (*before, *after) if not jaxprs.is_literal(v)])
-    moves = [v for v in wanted if v in moving]
-    if not moves:
-        return [None] * len(wanted)
-    eqns, _ = jaxprs.needed(loop.eqns, [*after, *moves], {*loop.consts, *before, *loop.xs})
-    inputs = [*loop.consts, *before, *loop.xs]
+    before = [loop.carry[i] for i in earlier]
+    after = [loop.carry_out[i] for i in earlier]
+    on_carry = jaxprs.depends(loop.eqns, jaxprs.variables([*before, *after]))
+    inexact = [v for v in inputs if v in on_carry]
+    if not inexact:
+        return [None] * len(inputs)
 
-    def step(*args: Any) -> list[Any]:
-        env = jaxprs.evaluate(eqns, dict(zip(inputs, args)))
-        return [jaxprs.value(env, v) for v in (*after, *moves)]
+    # The step that makes these values: from constants, carries of earlier groups and inputs.
+    names = [*loop.consts, *before, *loop.xs]
+    results = [*after, *inexact]
+    eqns, _ = jaxprs.needed(loop.eqns, results, set(names))
 
-    program = jaxprs.trace(step, [v.aval for v in inputs], jaxprs.LOWERED_CALLS)
+    def step(*args):
+        env = jaxprs.evaluate(eqns, dict(zip(names, args)))
+        return [jaxprs.value(env, v) for v in results]
+
+    program = jaxprs.trace(step, [v.aval for v in names], jaxprs.LOWERED_CALLS)
     names = program.constvars + program.invars
-    count = len(program.constvars) + len(consts)
+    n_consts = len(program.constvars) + len(consts)
     program = replace(
-        program, constvars=names[:count], consts=(*program.consts, *consts), invars=names[count:]
+        program,
+        constvars=names[:n_consts],
+        consts=(*program.consts, *consts),
+        invars=names[n_consts:],
     )
-    new, wrong = ([values[i] for i in earlier] for values in (states, errors))
+
+    new = [states[i] for i in earlier]
     old = [jaxprs.shifted(states[i], init[i], False) for i in earlier]
-    wrong_before = [jaxprs.shifted(e, jnp.zeros(e.shape[1:], e.dtype), False) for e in wrong]
+    new_errors = [errors[i] for i in earlier]
+    old_errors = list(map(before_each_step, new_errors))
     try:
-        radii = [
-            off + rounding
-            for off, rounding in of_outputs(program, old, new, xs, wrong_before, wrong)
-        ]
+        outputs = of_outputs(program, old, new, xs, old_errors, new_errors)
     except NotEnclosed:
-        radii = [jnp.full((len(new[0]), *v.aval.shape), jnp.inf) for v in moves]
-    exact = jnp.all(jnp.stack([jnp.all(e == 0) for e in wrong]))
-    by_variable = {v: jnp.where(exact, 0, radius) for v, radius in zip(moves, radii)}
-    return [by_variable.get(v) for v in wanted]
+        radii = [jnp.full((len(new[0]), *v.aval.shape), jnp.inf) for v in inexact]
+    else:
+        radii = [off + rounding for off, rounding in outputs]
+    exact = are_zero(new_errors)
+    by_variable = {v: jnp.where(exact, 0, radius) for v, radius in zip(inexact, radii)}
+    return list(map(by_variable.get, inputs))
 
 
-def bounds(slopes: Any, jumps: Any, added: Any) -> Any:
+def bounds(slopes: Array, jumps: Array, added: Array) -> Array:
     """Returns e at all times, [T, A, M]; infinite or not a number where there is none.
 
     Args:
@@ -250,13 +286,17 @@ def bounds(slopes: Any, jumps: Any, added: Any) -> Any:
         added: |r| + 2 u, and what inputs with radii change, [T, A, M].
     """
     added = jnp.where(jumps.reshape(-1, *[1] * (added.ndim - 1)), jnp.inf, added)
-    return _ROUNDED * rounds.associative_solve(slopes, added)
+    return ROUNDING_FACTOR * rounds.associative_solve(slopes, added)
 
 
-def bounds_in_radii(spread: Any, jumps: Any, added: Any, radius: Any) -> Any:
+def bounds_in_radii(slopes_times_radius: Array, jumps: Array, added: Array, radius: Array) -> Array:
     """Returns e at all times as `bounds` does, from A times the radius of the old carries.
 
-    Measured in radii, A takes the largest error of a block to at most `spread / radius` times that error.
+    Measured in radii, A takes the largest error of a block to at most `slopes_times_radius / radius` times that error.
     """
-    grows, gets = (jnp.max(v / radius, -1, keepdims=True) for v in (spread, added))
-    return bounds(grows[..., None], jumps, gets) * radius
+
+    def largest_in_radii(values):
+        return jnp.max(values / radius, -1, keepdims=True)
+
+    growth = largest_in_radii(slopes_times_radius)[..., None]
+    return bounds(growth, jumps, largest_in_radii(added)) * radius

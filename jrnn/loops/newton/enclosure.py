@@ -4,6 +4,14 @@ A value is a `Box`: a center, which the step computes, and a radius. For every i
 equation lies within the box of the result, and so does the result with rounding. Values that depend on no box are exact. A
 primitive without a rule has no enclosure (`NotEnclosed`).
 
+For a smooth function f of one element, the mean value theorem gives the radius of the result,
+
+    radius(f(x)) = max |f'(t)| radius(x) + rounding,    over all t from x - radius(x) to x + radius(x),
+
+so that the rule of such a function is a bound of its slope between two numbers (`_SLOPES`). The result of a comparison, or
+of a function such as `floor`, may jump within a box, where no slope bounds it. Such a boolean is *unknown*, and what is
+selected by it may jump.
+
 Source: Moore, Kearfott and Cloud, "Introduction to Interval Analysis", 2009, with centers and radii in place of bounds.
 """
 
@@ -13,16 +21,15 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
 
-_ULPS = 4  # of a function such as tanh, as XLA computes it
+FUNCTION_ULPS = 4  # the rounding of a function such as tanh, as XLA computes it
 
 
 class NotEnclosed(Exception):
@@ -31,41 +38,51 @@ class NotEnclosed(Exception):
 
 @dataclass(frozen=True)
 class Box:
-    """A center and a radius of the same shape; of a boolean the radius is 1 where it is unsure. None: exact."""
+    """All values within a radius of a center, element by element.
 
-    center: Any
-    radius: Any | None = None
+    Attributes:
+        center: what the step computes.
+        inexact: the radius, in the shape of the center; None if the value is exact. The radius of a boolean is 1 where the
+            value is unknown.
+    """
+
+    center: Array
+    inexact: Array | None = None
 
     @property
-    def size(self) -> Any:
+    def is_exact(self) -> bool:
+        return self.inexact is None
+
+    @property
+    def radius(self) -> Array:
+        """The radius; zeros if the value is exact."""
+        if self.inexact is None:
+            return jnp.zeros(jnp.shape(self.center), _wide(self.center))
+        return self.inexact
+
+    @property
+    def size(self) -> Array:
         """The absolute value of the center, in the type of radii."""
         return jnp.abs(self.center).astype(_wide(self.center))
 
-    @property
-    def spread(self) -> Any:
-        """The radius; zeros if it is exact."""
-        return (
-            jnp.zeros(jnp.shape(self.center), _wide(self.center))
-            if self.radius is None
-            else self.radius
-        )
+
+def _is_floating(value: Array) -> bool:
+    return jnp.issubdtype(jnp.result_type(value), jnp.floating)
 
 
-def _wide(value: Any) -> Any:
-    dtype = jnp.result_type(value)
-    return (
-        jnp.promote_types(dtype, jnp.float32)
-        if jnp.issubdtype(dtype, jnp.floating)
-        else jnp.float32
-    )
+def _wide(value: Array) -> jnp.dtype:
+    """Returns the type of radii of a value."""
+    if not _is_floating(value):
+        return jnp.float32
+    return jnp.promote_types(jnp.result_type(value), jnp.float32)
 
 
-def _eps(value: Any) -> float:
-    dtype = jnp.result_type(value)
-    return float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.floating) else 0.0
+def _eps(value: Array) -> float:
+    """Returns the relative rounding of a value's type."""
+    return float(jnp.finfo(jnp.result_type(value)).eps) if _is_floating(value) else 0.0
 
 
-def enclosed(eqns: Iterable[Eqn], env: dict[Var, Box]) -> tuple[dict[Var, Box], Any]:
+def enclosed(eqns: Iterable[Eqn], env: dict[Var, Box]) -> tuple[dict[Var, Box], Array]:
     """Evaluates equations on boxes.
 
     Args:
@@ -73,336 +90,409 @@ def enclosed(eqns: Iterable[Eqn], env: dict[Var, Box]) -> tuple[dict[Var, Box], 
         env: the boxes of the variables that they read.
 
     Returns:
-        The boxes of all variables; and whether a result may jump within its box, as where it compares unsure values.
+        The boxes of all variables; and whether a result may jump within its box, as where it compares unknown values.
 
     Raises:
         NotEnclosed: for an equation without a rule.
     """
-    jumps: list[Any] = []
+    all_jumps: list[Array] = []
 
     def boxes(eqn: Eqn, *operands: Box) -> list[Box]:
         centers = jaxprs.bind(eqn, *(box.center for box in operands))
-        if all(box.radius is None for box in operands):
-            return [Box(center) for center in centers]
+        if _are_exact(operands):
+            return list(map(Box, centers))
         rule = primitives.rule_of(eqn, _RULES)
-        if rule is None or any(jnp.iscomplexobj(v) for v in centers):
+        if rule is None or any(map(jnp.iscomplexobj, centers)):
             raise NotEnclosed(eqn.primitive.name)
-        radii, jump = rule(eqn, operands, centers)
-        jumps.append(jnp.any(jump))
-        return [Box(c, jnp.where(jnp.isnan(r), jnp.inf, r)) for c, r in zip(centers, radii)]
+        radii, jumps = rule(eqn, operands, centers)
+        all_jumps.append(jnp.any(jumps))
+        radii = [jnp.where(jnp.isnan(radius), jnp.inf, radius) for radius in radii]
+        return list(map(Box, centers, radii))
 
     jaxprs.evaluate(eqns, env, boxes, Box)
-    return env, reduce(jnp.logical_or, jumps, jnp.asarray(False))
+    return env, reduce(jnp.logical_or, all_jumps, jnp.asarray(False))
+
+
+def _are_exact(boxes: Sequence[Box]) -> bool:
+    return all(box.is_exact for box in boxes)
 
 
 # Rules: the radii of the results, and where they may jump ----------------------------------------------------------------
 
-Rule = Callable[[Eqn, Sequence[Box], Sequence[Any]], tuple[Sequence[Any], Any]]
+Arrays = Sequence[Array]
+RadiiAndJumps = tuple[Arrays, Array | bool]
+Rule = Callable[[Eqn, Sequence[Box], Arrays], RadiiAndJumps]
+# From an equation and the boxes of its operands, the radius of its result without rounding.
+RadiusOf = Callable[..., Array]
+# From an equation and two numbers, the largest absolute slope of its function between them.
+SlopeBound = Callable[[Eqn, Array, Array], Array | float]
+# The slope of a function at a point.
+Slope = Callable[[Array], Array]
 
 
-def _smooth(of: Callable[..., Any], ulps: float = 1, least: float = 0) -> Rule:
+def _smooth(radius_of: RadiusOf, ulps: float = 1, min_size: float = 0) -> Rule:
     """The rule of a continuous function of elements.
 
-    `of` returns the radius without rounding. Results smaller than `least` are rounded as if they had this size.
+    Args:
+        radius_of: the radius without rounding.
+        ulps: the rounding, in units of the last place.
+        min_size: results smaller than this are rounded as if they had this size.
     """
 
-    def rule(
-        eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]
-    ) -> tuple[Sequence[Any], Any]:
+    def rule(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
         (center,) = centers
-        radius = of(eqn, *operands)
+        radius = radius_of(eqn, *operands)
         image = primitives.row_of(eqn).image
         if image is not None:
+            # No result lies further away than the ends of the function's image.
             wide = center.astype(_wide(center))
-            within = jnp.maximum(image[1] - wide, wide - image[0])  # no result lies further away
-            radius = jnp.where(radius <= within, radius, within)
-        return [radius + ulps * _eps(center) * jnp.maximum(Box(center).size, least)], False
+            farthest = jnp.maximum(image[1] - wide, wide - image[0])
+            radius = jnp.where(radius <= farthest, radius, farthest)
+        rounding = ulps * _eps(center) * jnp.maximum(Box(center).size, min_size)
+        return [radius + rounding], False
 
     return rule
 
 
-def _sloped(slope: Callable[..., Any], least: float = 0) -> Rule:
-    """The rule of a function of one variable; `slope` bounds its derivative from the bounds of the operand."""
+def _sloped(slope: SlopeBound, min_size: float = 0) -> Rule:
+    """The rule of a function of one variable, by the mean value theorem."""
 
-    def of(eqn: Eqn, a: Box) -> Any:
-        center = a.center.astype(_wide(a.center))
-        return slope(eqn, center - a.spread, center + a.spread) * a.spread
+    def radius_of(eqn: Eqn, a: Box) -> Array:
+        return slope(eqn, *_ends(a)) * a.radius
 
-    return _smooth(of, _ULPS, least)
+    return _smooth(radius_of, FUNCTION_ULPS, min_size)
 
 
-def _nearest(lo: Any, hi: Any) -> Any:
+def _ends(box: Box) -> tuple[Array, Array]:
+    """The least and the largest value of a box."""
+    center = box.center.astype(_wide(box.center))
+    return center - box.radius, center + box.radius
+
+
+def _nearest(lo: Array, hi: Array) -> Array:
     """The least absolute value between two bounds."""
     return jnp.where((lo <= 0) & (hi >= 0), 0, jnp.minimum(jnp.abs(lo), jnp.abs(hi)))
 
 
-def _farthest(lo: Any, hi: Any) -> Any:
+def _farthest(lo: Array, hi: Array) -> Array:
+    """The largest absolute value between two bounds."""
     return jnp.maximum(jnp.abs(lo), jnp.abs(hi))
 
 
-def _above(least: float, slope: Callable[[Any], Any]) -> Callable[..., Any]:
+def _above(limit: float, slope: Slope) -> SlopeBound:
     """The slope of a function of numbers above a limit, which is steepest at the lower bound."""
-    return lambda eqn, lo, hi: jnp.where(
-        lo > least, slope(jnp.where(lo > least, lo, least + 1)), jnp.inf
-    )
+
+    def bound(eqn: Eqn, lo: Array, hi: Array) -> Array:
+        is_defined = lo > limit
+        return jnp.where(is_defined, slope(jnp.where(is_defined, lo, limit + 1)), jnp.inf)
+
+    return bound
 
 
-def _inside(slope: Callable[[Any], Any]) -> Callable[..., Any]:
+def _inside(slope: Slope) -> SlopeBound:
     """The slope of a function of numbers between -1 and 1, which is steepest at the bound nearest to one of these."""
 
-    def bound(eqn: Eqn, lo: Any, hi: Any) -> Any:
+    def bound(eqn: Eqn, lo: Array, hi: Array) -> Array:
         at = _farthest(lo, hi)
         return jnp.where(at < 1, slope(jnp.where(at < 1, at, 0)), jnp.inf)
 
     return bound
 
 
-def _cube_root(eqn: Eqn, lo: Any, hi: Any) -> Any:
+def _at_nearest(slope: Slope) -> SlopeBound:
+    """The slope of a function that is steepest near 0."""
+    return lambda eqn, lo, hi: slope(_nearest(lo, hi))
+
+
+def _at_farthest(slope: Slope) -> SlopeBound:
+    """The slope of a function that is steepest far from 0."""
+    return lambda eqn, lo, hi: slope(_farthest(lo, hi))
+
+
+def _at_upper(slope: Slope) -> SlopeBound:
+    """The slope of a function that is steepest at the upper bound."""
+    return lambda eqn, lo, hi: slope(hi)
+
+
+def _of_wave(slope: Slope) -> SlopeBound:
+    """The slope of a sine or a cosine, which changes by at most the way from the middle."""
+    return lambda eqn, lo, hi: jnp.minimum(1, jnp.abs(slope((lo + hi) / 2)) + (hi - lo) / 2)
+
+
+def _sigmoid_slope(x: Array) -> Array:
+    return jax.nn.sigmoid(x) * jax.nn.sigmoid(-x)
+
+
+def _erf_slope(x: Array) -> Array:
+    return 2 / math.sqrt(math.pi) * jnp.exp(-(x**2))
+
+
+def _cube_root(eqn: Eqn, lo: Array, hi: Array) -> Array:
     at = _nearest(lo, hi)
     return jnp.where(at > 0, 1 / (3 * jnp.cbrt(jnp.where(at > 0, at, 1)) ** 2), jnp.inf)
 
 
-def _tangent(eqn: Eqn, lo: Any, hi: Any) -> Any:
+def _tangent(eqn: Eqn, lo: Array, hi: Array) -> Array:
     """The slope is convex between two poles, and unbounded over a pole."""
-    together = jnp.floor(lo / math.pi + 0.5) == jnp.floor(hi / math.pi + 0.5)
-    return jnp.where(together, 1 + _farthest(jnp.tan(lo), jnp.tan(hi)) ** 2, jnp.inf)
+    is_between_poles = jnp.floor(lo / math.pi + 0.5) == jnp.floor(hi / math.pi + 0.5)
+    return jnp.where(is_between_poles, 1 + _farthest(jnp.tan(lo), jnp.tan(hi)) ** 2, jnp.inf)
 
 
-def _power(eqn: Eqn, lo: Any, hi: Any) -> Any:
+def _power(eqn: Eqn, lo: Array, hi: Array) -> Array:
     y = eqn.params["y"]
     at = _farthest(lo, hi) if y >= 1 else _nearest(lo, hi)
     return abs(y) * jnp.where(at > 0, at, 0 if y >= 1 else jnp.nan) ** (y - 1)
 
 
-_SLOPES: dict[str, Callable[..., Any]] = {
-    "tanh": lambda eqn, lo, hi: 1 - jnp.tanh(_nearest(lo, hi)) ** 2,
-    "logistic": lambda eqn, lo, hi: (
-        jax.nn.sigmoid(_nearest(lo, hi)) * jax.nn.sigmoid(-_nearest(lo, hi))
-    ),
-    "exp": lambda eqn, lo, hi: jnp.exp(hi),
-    "exp2": lambda eqn, lo, hi: math.log(2) * jnp.exp2(hi),
-    "expm1": lambda eqn, lo, hi: jnp.exp(hi),
+_SLOPES: dict[str, SlopeBound] = {
+    "tanh": _at_nearest(lambda x: 1 - jnp.tanh(x) ** 2),
+    "logistic": _at_nearest(_sigmoid_slope),
+    "exp": _at_upper(jnp.exp),
+    "exp2": _at_upper(lambda x: math.log(2) * jnp.exp2(x)),
+    "expm1": _at_upper(jnp.exp),
     "log": _above(0, lambda x: 1 / x),
     "log2": _above(0, lambda x: 1 / (math.log(2) * x)),
     "log1p": _above(-1, lambda x: 1 / (1 + x)),
     "sqrt": _above(0, lambda x: 0.5 / jnp.sqrt(x)),
     "rsqrt": _above(0, lambda x: 0.5 / (x * jnp.sqrt(x))),
-    "sin": lambda eqn, lo, hi: jnp.minimum(1, jnp.abs(jnp.cos((lo + hi) / 2)) + (hi - lo) / 2),
-    "cos": lambda eqn, lo, hi: jnp.minimum(1, jnp.abs(jnp.sin((lo + hi) / 2)) + (hi - lo) / 2),
-    "atan": lambda eqn, lo, hi: 1 / (1 + _nearest(lo, hi) ** 2),
+    "sin": _of_wave(jnp.cos),
+    "cos": _of_wave(jnp.sin),
+    "atan": _at_nearest(lambda x: 1 / (1 + x**2)),
     "asin": _inside(lambda x: 1 / jnp.sqrt((1 - x) * (1 + x))),
     "atanh": _inside(lambda x: 1 / ((1 - x) * (1 + x))),
     "erf_inv": _inside(lambda x: math.sqrt(math.pi) / 2 * jnp.exp(lax.erf_inv(x) ** 2)),
     "tan": _tangent,
     "cbrt": _cube_root,
-    "asinh": lambda eqn, lo, hi: 1 / jnp.sqrt(1 + _nearest(lo, hi) ** 2),
-    "sinh": lambda eqn, lo, hi: jnp.cosh(_farthest(lo, hi)),
-    "cosh": lambda eqn, lo, hi: jnp.sinh(_farthest(lo, hi)),
-    "erf": lambda eqn, lo, hi: 2 / math.sqrt(math.pi) * jnp.exp(-(_nearest(lo, hi) ** 2)),
-    "erfc": lambda eqn, lo, hi: 2 / math.sqrt(math.pi) * jnp.exp(-(_nearest(lo, hi) ** 2)),
-    "square": lambda eqn, lo, hi: 2 * _farthest(lo, hi),
-    "one_minus_square": lambda eqn, lo, hi: 2 * _farthest(lo, hi),
+    "asinh": _at_nearest(lambda x: 1 / jnp.sqrt(1 + x**2)),
+    "sinh": _at_farthest(jnp.cosh),
+    "cosh": _at_farthest(jnp.sinh),
+    "erf": _at_nearest(_erf_slope),
+    "erfc": _at_nearest(_erf_slope),
+    "square": _at_farthest(lambda x: 2 * x),
+    "one_minus_square": _at_farthest(lambda x: 2 * x),
     "integer_pow": _power,
     "bessel_i0e": lambda eqn, lo, hi: 1.0,
     "bessel_i1e": lambda eqn, lo, hi: 0.5,
 }
-_NEAR_ZERO: dict[str, Callable[..., Any]] = {  # rounded within, where the result may be about zero
+# Functions that are rounded within, where the result may be about zero.
+_SLOPES_NEAR_ZERO: dict[str, SlopeBound] = {
     "acos": _SLOPES["asin"],
     "acosh": _above(1, lambda x: 1 / jnp.sqrt((x - 1) * (x + 1))),
 }
 
 
-def _quotient(eqn: Eqn, a: Box, b: Box) -> Any:
-    below = b.size - b.spread
+def _sum_of_radii(eqn: Eqn, a: Box, b: Box) -> Array:
+    return a.radius + b.radius
+
+
+def _same_radius(eqn: Eqn, a: Box) -> Array:
+    return a.radius
+
+
+def _multiplied(eqn: Eqn, a: Box, b: Box) -> Array:
+    return a.size * b.radius + a.radius * (b.size + b.radius)
+
+
+def _quotient(eqn: Eqn, a: Box, b: Box) -> Array:
+    least_divisor = b.size - b.radius
     center = jnp.abs(a.center / b.center).astype(_wide(a.center))
-    return jnp.where(below > 0, (a.spread + center * b.spread) / below, jnp.inf)
+    radius = (a.radius + center * b.radius) / least_divisor
+    return jnp.where(least_divisor > 0, radius, jnp.inf)
 
 
-def _pow(eqn: Eqn, a: Box, b: Box) -> Any:
-    if b.radius is not None:
+def _pow(eqn: Eqn, a: Box, b: Box) -> Array:
+    if not b.is_exact:
         raise NotEnclosed("pow")
-    lo, hi = (a.center.astype(_wide(a.center)) + s * a.spread for s in (-1, 1))
-    slope = jnp.maximum(
-        *(jnp.abs(b.center * jnp.where(lo > 0, x, 1) ** (b.center - 1)) for x in (lo, hi))
-    )
-    return jnp.where(lo > 0, slope, jnp.inf) * a.spread
+    lo, hi = _ends(a)
+
+    def slope_at(x: Array) -> Array:
+        return jnp.abs(b.center * jnp.where(lo > 0, x, 1) ** (b.center - 1))
+
+    return jnp.where(lo > 0, jnp.maximum(slope_at(lo), slope_at(hi)), jnp.inf) * a.radius
 
 
-def _angle(eqn: Eqn, y: Box, x: Box) -> Any:
+def _angle(eqn: Eqn, y: Box, x: Box) -> Array:
     """The angle of a point moves by at most its way over its distance from the origin, unless it may cross the cut."""
     wide = jnp.promote_types(_wide(y.center), _wide(x.center))
-    bounds = [
-        _nearest(box.center.astype(wide) - box.spread, box.center.astype(wide) + box.spread)
-        for box in (y, x)
-    ]
-    distance = jnp.hypot(*bounds)
-    crosses = (bounds[0] == 0) & (x.center - x.spread <= 0)
-    moved = (y.spread + x.spread) / jnp.where(crosses, 1, distance)
-    return jnp.where(crosses, jnp.inf, moved)
+
+    def least_size(box: Box) -> Array:
+        center = box.center.astype(wide)
+        return _nearest(center - box.radius, center + box.radius)
+
+    least_y = least_size(y)
+    distance = jnp.hypot(least_y, least_size(x))
+    crosses = (least_y == 0) & (x.center - x.radius <= 0)
+    radius = (y.radius + x.radius) / jnp.where(crosses, 1, distance)
+    return jnp.where(crosses, jnp.inf, radius)
 
 
-def _polynomial(
-    eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]
-) -> tuple[Sequence[Any], Any]:
+def _reduced_precision(eqn: Eqn, a: Box) -> Array:
+    return a.radius + 2.0 ** -eqn.params["mantissa_bits"] * a.size
+
+
+def _largest_radius(eqn: Eqn, *operands: Box) -> Array:
+    return reduce(jnp.maximum, [box.radius for box in operands])
+
+
+def _polynomial(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
     """Horner's rule in absolute values bounds the polynomial, its slope and its rounding."""
     x, *coefficients = operands
     (center,) = centers
-    farthest = x.size + x.spread
+    farthest = x.size + x.radius
     zero = jnp.zeros(center.shape, _wide(center))
     size = zero
     slope = zero
     radius = zero
     for a in reversed(coefficients):
         slope = slope * farthest + size
-        size = size * farthest + a.size + a.spread
-        radius = radius * farthest + a.spread
+        size = size * farthest + a.size + a.radius
+        radius = radius * farthest + a.radius
     rounding = 2 * len(coefficients) * _eps(center) * size
-    return [slope * x.spread + radius + rounding], False
+    return [slope * x.radius + radius + rounding], False
 
 
-def _greatest(eqn: Eqn, *operands: Box) -> Any:
-    return reduce(jnp.maximum, [box.spread for box in operands])
-
-
-def _picked(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """The rule of primitives that pick, move or add elements."""
-    exact = primitives.row_of(eqn).positions
-    if any(box.radius is not None for i, box in enumerate(operands) if i in exact):
+def _picked(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
+    """The rule of primitives that pick, move or add elements: the radii are picked, moved or added likewise."""
+    positions = primitives.row_of(eqn).positions
+    indices = [box for i, box in enumerate(operands) if i in positions]
+    values = [box for i, box in enumerate(operands) if i not in positions]
+    dtype = jnp.result_type(*(box.radius for box in values))
+    is_rounded = "update_jaxpr" in eqn.params and dtype != centers[0].dtype
+    if is_rounded or not _are_exact(indices):
         raise NotEnclosed(eqn.primitive.name)
-    dtype = jnp.result_type(*(box.spread for i, box in enumerate(operands) if i not in exact))
-    if "update_jaxpr" in eqn.params and dtype != centers[0].dtype:
-        raise NotEnclosed(eqn.primitive.name)
-    operands = [
-        box.center if i in exact else box.spread.astype(dtype) for i, box in enumerate(operands)
-    ]
-    return _alike(eqn, operands), False
+
+    radii = []
+    for i, box in enumerate(operands):
+        radii.append(box.center if i in positions else box.radius.astype(dtype))
+    return _applied(eqn, radii), False
 
 
-def _alike(eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any]:
+def _applied(eqn: Eqn, operands: Arrays) -> Arrays:
     """The results of an equation for operands of one wide type."""
-    changed = {k: None for k in ("preferred_element_type", "out_dtype") if k in eqn.params}
-    return jaxprs.bind(eqn, *operands, **changed)
+    types = {"preferred_element_type", "out_dtype"}.intersection(eqn.params)
+    return jaxprs.bind(eqn, *operands, **dict.fromkeys(types))
 
 
-def _sum(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    (box,), (center,) = operands, centers
-    running = eqn.primitive.name == "cumsum"
-    count = (
-        center.shape[eqn.params["axis"]]
-        if running
-        else max(1, box.center.size // max(1, center.size))
-    )
-    (spread,), (size,) = (_alike(eqn, [v]) for v in (box.spread, box.size))
-    return [spread + count * _eps(center) * size], False
+def _sum(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
+    (box,) = operands
+    (center,) = centers
+    if eqn.primitive.name == "cumsum":
+        count = center.shape[eqn.params["axis"]]
+    else:
+        count = max(1, box.center.size // max(1, center.size))
+    (radius,) = _applied(eqn, [box.radius])
+    (size,) = _applied(eqn, [box.size])
+    return [radius + count * _eps(center) * size], False
 
 
-def _product(
-    eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]
-) -> tuple[Sequence[Any], Any]:
-    (a, b), (center,) = operands, centers
-    depth = math.prod(a.center.shape[d] for d in eqn.params["dimension_numbers"][0][0])
+def _product(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
+    a, b = operands
+    (center,) = centers
+    numbers = eqn.params["dimension_numbers"]
+    depth = math.prod(a.center.shape[axis] for axis in numbers[0][0])
     dtype = jnp.promote_types(_wide(a.center), _wide(b.center))
 
-    def times(x: Any, y: Any) -> Any:
-        numbers = eqn.params["dimension_numbers"]
+    def times(x: Array, y: Array) -> Array:
         return lax.dot_general(
             x.astype(dtype), y.astype(dtype), numbers, precision=lax.Precision.HIGHEST
         )
 
     rounding = (depth + 1) * max(_eps(a.center), _eps(center)) * times(a.size, b.size)
-    return [times(a.spread, b.size + b.spread) + times(a.size, b.spread) + rounding], False
+    radius = times(a.radius, b.size + b.radius) + times(a.size, b.radius)
+    return [radius + rounding], False
 
 
-def _compared(
-    eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]
-) -> tuple[Sequence[Any], Any]:
+def _largest_element_radius(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
+    return [jnp.max(operands[0].radius, eqn.params["axes"])], False
+
+
+def _is_finite(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
+    return [jnp.zeros(centers[0].shape, jnp.float32)], False
+
+
+def _compared(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
     a, b = operands
     if eqn.invars[0] is eqn.invars[1]:  # asks for NaN
-        return [jnp.zeros(centers[0].shape, jnp.float32)], False
+        return _is_finite(eqn, operands, centers)
     if a.center.dtype == bool:
-        return [jnp.maximum(a.spread, b.spread)], False
-    apart = jnp.abs(a.center.astype(_wide(a.center)) - b.center.astype(_wide(b.center)))
-    radius = a.spread + b.spread
-    return [((apart <= radius) & (radius > 0)).astype(jnp.float32)], False
+        return [jnp.maximum(a.radius, b.radius)], False
+    distance = jnp.abs(a.center.astype(_wide(a.center)) - b.center.astype(_wide(b.center)))
+    radius = a.radius + b.radius
+    is_unknown = (distance <= radius) & (radius > 0)
+    return [is_unknown.astype(jnp.float32)], False
 
 
-def _stepped(below: Callable[[Any], Any], height: float) -> Rule:
-    """The rule of functions that are constant between jumps; `below` numbers the intervals."""
+def _stepped(interval: Callable[[Array], Array], height: float) -> Rule:
+    """The rule of functions that are constant between jumps of a height; `interval` numbers the constant parts."""
 
-    def rule(
-        eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]
-    ) -> tuple[Sequence[Any], Any]:
+    def rule(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
         (box,) = operands
-        center = box.center.astype(_wide(box.center))
-        unsure = below(center - box.spread) != below(center + box.spread)
-        return [jnp.where(unsure, height + box.spread, 0)], unsure
+        lo, hi = _ends(box)
+        jumps = interval(lo) != interval(hi)
+        return [jnp.where(jumps, height + box.radius, 0)], jumps
 
     return rule
 
 
-def _selected(
-    eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]
-) -> tuple[Sequence[Any], Any]:
+def _selected(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
+    """The radius of the selected case; the distance of all cases where it is unknown which one is selected."""
     which, *cases = operands
     (center,) = centers
-    (own,) = jaxprs.bind(eqn, which.center, *(case.spread for case in cases))
-    if which.radius is None:
-        return [own], False
-    unsure = jnp.broadcast_to(which.radius > 0, center.shape)
+    (radius,) = jaxprs.bind(eqn, which.center, *(case.radius for case in cases))
+    if which.is_exact:
+        return [radius], False
+    is_unknown = jnp.broadcast_to(which.radius > 0, center.shape)
     wide = center.astype(_wide(center))
-    every = [jnp.abs(case.center.astype(wide.dtype) - wide) + case.spread for case in cases]
-    return [jnp.where(unsure, reduce(jnp.maximum, every), own)], unsure
+    distances = [jnp.abs(case.center.astype(wide.dtype) - wide) + case.radius for case in cases]
+    return [jnp.where(is_unknown, reduce(jnp.maximum, distances), radius)], is_unknown
 
 
-def _converted(
-    eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]
-) -> tuple[Sequence[Any], Any]:
-    (box,), (center,) = operands, centers
-    if jnp.issubdtype(center.dtype, jnp.floating) and jnp.issubdtype(
-        box.center.dtype, jnp.floating
-    ):
-        return [box.spread.astype(_wide(center)) + _eps(center) * Box(center).size], False
-    if center.dtype == bool or box.center.dtype == bool:
-        unsure = (
-            box.spread > 0
-            if box.center.dtype == bool
-            else (box.size <= box.spread) & (box.spread > 0)
-        )
-        return [unsure.astype(_wide(center))], unsure & (center.dtype != bool)
+def _converted(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
+    (box,) = operands
+    (center,) = centers
+    if _is_floating(center) and _is_floating(box.center):
+        return [box.radius.astype(_wide(center)) + _eps(center) * Box(center).size], False
+    if box.center.dtype == bool:
+        is_unknown = box.radius > 0
+        return [is_unknown.astype(_wide(center))], is_unknown & (center.dtype != bool)
+    if center.dtype == bool:
+        is_unknown = (box.size <= box.radius) & (box.radius > 0)
+        return [is_unknown.astype(_wide(center))], False
     if jnp.issubdtype(box.center.dtype, jnp.integer):
-        return [box.spread.astype(_wide(center))], False
+        return [box.radius.astype(_wide(center))], False
     return _stepped(jnp.trunc, 1)(eqn, operands, centers)
 
 
-_ADDED = _smooth(lambda eqn, a, b: a.spread + b.spread)
-_SAME = _smooth(lambda eqn, a: a.spread, 0)
+def _rounded(x: Array) -> Array:
+    return jnp.floor(x + 0.5)
+
+
 _RULES: dict[str, Rule] = {  # by primitive or kind
     **{name: _sloped(slope) for name, slope in _SLOPES.items()},
-    **{name: _sloped(slope, 1) for name, slope in _NEAR_ZERO.items()},
-    "atan2": _smooth(_angle, _ULPS, 1),
+    **{name: _sloped(slope, 1) for name, slope in _SLOPES_NEAR_ZERO.items()},
+    "atan2": _smooth(_angle, FUNCTION_ULPS, 1),
     "polynomial": _polynomial,
-    **dict.fromkeys(("add", "add_any", "sub"), _ADDED),
-    "mul": _smooth(lambda eqn, a, b: a.size * b.spread + a.spread * (b.size + b.spread)),
+    **dict.fromkeys(("add", "add_any", "sub"), _smooth(_sum_of_radii)),
+    "mul": _smooth(_multiplied),
     "div": _smooth(_quotient, 2),
-    "pow": _smooth(_pow, _ULPS),
-    **dict.fromkeys(("abs", "neg", "copy", "name", "stop_gradient"), _SAME),
-    "reduce_precision": _smooth(
-        lambda eqn, a: a.spread + 2.0 ** -eqn.params["mantissa_bits"] * a.size
+    "pow": _smooth(_pow, FUNCTION_ULPS),
+    **dict.fromkeys(("abs", "neg", "copy", "name", "stop_gradient"), _smooth(_same_radius, 0)),
+    "reduce_precision": _smooth(_reduced_precision),
+    **dict.fromkeys(
+        ("max", "min", "clamp", "and", "or", "xor", "not"), _smooth(_largest_radius, 0)
     ),
-    **dict.fromkeys(("max", "min", "clamp", "and", "or", "xor", "not"), _smooth(_greatest, 0)),
-    "is_finite": lambda eqn, operands, centers: ([jnp.zeros(centers[0].shape, jnp.float32)], False),
+    "is_finite": _is_finite,
     "sign": _stepped(jnp.sign, 2),
     "floor": _stepped(jnp.floor, 1),
     "ceil": _stepped(jnp.ceil, 1),
-    "round": _stepped(lambda x: jnp.floor(x + 0.5), 1),
+    "round": _stepped(_rounded, 1),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _compared),
     "select_n": _selected,
     "convert_element_type": _converted,
     **dict.fromkeys(("view", "placement", "barrier", "lookup", "pvary"), _picked),
     **dict.fromkeys(("dynamic_update_slice", "scatter", "scatter-add"), _picked),
     **dict.fromkeys(
-        ("reduce_max", "reduce_min", "reduce_and", "reduce_or"),
-        lambda eqn, operands, centers: ([jnp.max(operands[0].spread, eqn.params["axes"])], False),
+        ("reduce_max", "reduce_min", "reduce_and", "reduce_or"), _largest_element_radius
     ),
     **dict.fromkeys(("reduce_sum", "cumsum"), _sum),
     "dot_general": _product,

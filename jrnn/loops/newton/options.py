@@ -27,8 +27,8 @@ class Newton:
             carries after every step, a pytree with leaves [T, ...], as in `ScanStatistics.states` of the last training step.
         jacobian: "exact"; or "diagonal", which leaves out what is not on the diagonal of dense blocks (quasi-Newton): less
             memory and more iterations. The solution and the derivatives are the same.
-        damping: the part of the Jacobian that is left out of an update, from 0 to 1; None: none, and a half of what is left
-            whenever the residual grew.
+        damping: the part of the Jacobian that is left out of an update, from 0 to 1. None: it starts at 0, and goes half of
+            the way to 1 whenever the residual grew.
         most_bytes: the most bytes of the Jacobians of all steps; a step that needs more raises a ScanError.
 
     >>> Newton(iterations=8).tolerance is None
@@ -53,22 +53,10 @@ class Newton:
                 f"Newton: guess must be 'zeros', 'sweep' or the carries after every step, but is {self.guess!r}"
                 f"{near(self.guess, _GUESSES)}"
             )
-        for name, most in (("iterations", 2**31), ("most_bytes", 2**63)):
-            value = plain(getattr(self, name))
-            if (
-                not isinstance(value, numbers.Integral)
-                or isinstance(value, bool)
-                or not 1 <= value < most
-            ):
-                raise ScanError(
-                    f"Newton: {name} must be an integer of at least 1, but is {value!r:.80}"
-                )
-        for name in ("tolerance", "damping"):
-            value = plain(getattr(self, name))
-            if value is not None and (
-                not isinstance(value, numbers.Real) or isinstance(value, bool)
-            ):
-                raise ScanError(f"Newton: {name} must be None or a number, but is {value!r:.80}")
+        _check_count("iterations", self.iterations, 2**31)
+        _check_count("most_bytes", self.most_bytes, 2**63)
+        _check_number("tolerance", self.tolerance)
+        _check_number("damping", self.damping)
         if self.tolerance is not None and not self.tolerance > 0:
             raise ScanError(f"Newton: tolerance must be positive, but is {self.tolerance}")
         if self.damping is not None and not 0 <= self.damping <= 1:
@@ -76,22 +64,36 @@ class Newton:
 
     def apart(self) -> tuple[Newton, Any]:
         """Returns options that can be hashed, and the carries to start from, or None."""
-        return (
-            (self, None)
-            if isinstance(self.guess, str)
-            else (replace(self, guess="zeros"), self.guess)
-        )
+        if isinstance(self.guess, str):
+            return self, None
+        return replace(self, guess="zeros"), self.guess
 
     def starting_from(self, guess: Any) -> Newton:
         """The inverse of `apart`."""
         return self if guess is None else replace(self, guess=guess)
 
 
-def options_of(executor: Any) -> Newton | None:
+def _check_count(name: str, value: object, limit: int) -> None:
+    value = plain(value)
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_integer or not 1 <= value < limit:
+        raise ScanError(f"Newton: {name} must be an integer of at least 1, but is {value!r:.80}")
+
+
+def _check_number(name: str, value: object) -> None:
+    value = plain(value)
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if value is not None and not is_number:
+        raise ScanError(f"Newton: {name} must be None or a number, but is {value!r:.80}")
+
+
+def options_of(executor: object) -> Newton | None:
     """Returns the options of an executor; None for all but "newton"."""
     if isinstance(executor, Newton):
         return executor
-    return Newton() if isinstance(executor, str) and executor == "newton" else None
+    if isinstance(executor, str) and executor == "newton":
+        return Newton()
+    return None
 
 
 @jax.tree_util.register_dataclass
@@ -108,8 +110,8 @@ class ScanStatistics:
         states: the carries after every step, a pytree with leaves [T, ...].
     """
 
-    iterations: Any
-    residual: Any
-    error: Any
-    sequential_steps: Any
+    iterations: jax.Array
+    residual: jax.Array
+    error: jax.Array
+    sequential_steps: jax.Array
     states: Any = field(repr=False)
