@@ -1,4 +1,4 @@
-"""Masked and stopped steps run in a branch, and select nothing there: in place, without made-up inputs, with gradients."""
+"""Masked and stopped steps run in a branch, and select nothing there: in place, without placeholder inputs, with gradients."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_the_host_is_called_while_a_sequence_of_the_batch_goes_on(calls):
         last, _ = scan(step, jnp.zeros(2), xs, lengths=jnp.array([3, 1]))
     jax.effects_barrier()
     assert last.tolist() == [6, 10] and seen == [[1, 10], [2, 10], [3, 10]]
-    assert any("see made-up inputs" in note for note in plans.notes)
+    assert any("get placeholder inputs" in note for note in plans.notes)
 
 
 def test_printing_in_a_differentiated_step(capfd):

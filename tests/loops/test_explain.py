@@ -75,7 +75,7 @@ def test_a_plan_prints_what_its_summary_leaves_out():
 
 
 def test_an_effect_under_a_mask_is_explained():
-    """A step that is called at masked steps sees made-up inputs: whoever asks how the loop runs is told."""
+    """A step that is called at masked steps sees placeholder inputs: whoever asks how the loop runs is told."""
 
     def printing(c, x):
         jax.debug.print("{}", x)
@@ -86,7 +86,7 @@ def test_an_effect_under_a_mask_is_explained():
         explained = jrnn.explain(
             lambda xs, n=name, m=mask: jrnn.scan(printing, jnp.zeros(2), xs, **{n: m}), XS[:, :, 0]
         )
-        assert "see made-up inputs" in str(explained) and "see made-up inputs" in str(
+        assert "get placeholder inputs" in str(explained) and "get placeholder inputs" in str(
             explained.loops[0]
         )
 

@@ -7,6 +7,8 @@ from jrnn.loops.ir.loop import Loop, Results, RunLoop, ScanParams, checked_passe
 from jrnn.loops.ir.scans import (
     FlatScan,
     RunSome,
+    StepFn,
+    Tree,
     promoted,
     scan_in_chunks,
     scan_in_pieces,
@@ -25,7 +27,9 @@ __all__ = [
     "RunLoop",
     "RunSome",
     "ScanParams",
+    "StepFn",
     "Tag",
+    "Tree",
     "Unsupported",
     "checked_passes",
     "promoted",

@@ -26,6 +26,12 @@ _UNROLLED = (
 )
 
 
+# A pytree of arrays, such as a carry.
+Tree = Any
+# `(carry, x) -> (carry, y)`, for pytrees.
+StepFn = Callable[[Tree, Tree], tuple[Tree, Tree]]
+
+
 class FlatScan(NamedTuple):
     """A scan of flat lists.
 

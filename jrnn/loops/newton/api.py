@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from jax import Array
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs.jax_internals import jaxpr_as_fun
-from jrnn.loops.ir import FlatScan, derived, observers, tag
+from jrnn.loops.ir import FlatScan, StepFn, Tree, derived, observers, tag
 from jrnn.loops.newton.options import Newton, ScanStatistics, options_of
 from jrnn.loops.newton.solver import run
 from jrnn.loops.wrappers.branches import any_under_vmap
@@ -22,10 +21,6 @@ from jrnn.loops.wrappers.masking import checked_masks, masked
 from jrnn.loops.wrappers.programs import compiled_once
 
 _VALIDATED_STEPS = 3  # derivatives are compared with the loop's for this number of steps
-# A pytree, such as a carry.
-Tree = Any
-# `(carry, x) -> (carry, y)`
-StepFn = Callable[[Tree, Tree], tuple[Tree, Tree]]
 
 
 def scan_statistics(

@@ -8,14 +8,18 @@ no operation until its predicate is batched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jax.extend.core import ClosedJaxpr
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn, Var, primitives
+from jrnn.jaxprs import Atom, Eqn, Var, primitives
 from jrnn.jaxprs.jax_internals import (
     Primitive,
     ad,
@@ -26,64 +30,89 @@ from jrnn.jaxprs.jax_internals import (
     set_check_rule,
     varying_axes,
 )
+from jrnn.jaxprs.mesh_axes import cast
+from jrnn.loops.ir import StepFn, Tree
 
-# A branch takes about as long as selecting so many bytes: 2 microseconds.
-_BYTES = 1 << 16
+# A branch takes about as long as selecting this number of bytes: 2 microseconds.
+MIN_BRANCH_BYTES = 1 << 16
 _UPDATES = primitives.with_kind("update", "control")
-_WHOLE = _UPDATES - {"dynamic_update_slice"}  # of that one, XLA selects the slice alone
+# Selecting a carry copies all of it after these updates. After a `dynamic_update_slice`, XLA selects the slice alone.
+_COPIED_UPDATES = _UPDATES - {"dynamic_update_slice"}
 
 
 @jax.custom_batching.custom_vmap
-def any_under_vmap(flag: Any) -> Any:
+def any_under_vmap(flag: Array) -> Array:
     """Returns the flag; under `vmap`, whether that of any example is True, as one value for all examples."""
     return flag
 
 
 @any_under_vmap.def_vmap
-def _(axis_size: int, batched: list[bool], flag: Any) -> tuple[Any, bool]:
-    return (any_under_vmap(jnp.any(flag, axis=0)) if batched[0] else any_under_vmap(flag)), False
+def _(axis_size: int, batched: list[bool], flag: Array) -> tuple[Array, bool]:
+    (is_batched,) = batched
+    if is_batched:
+        flag = jnp.any(flag, axis=0)
+    return any_under_vmap(flag), False
 
 
-def any_of_all(flags: jax.Array) -> jax.Array:
+def any_of_all(flags: Array) -> Array:
     """Returns whether any of some flags is True: of all examples of `vmap`, and of all devices over which they vary.
 
     Devices have to take the same branch. One that skips a step would miss the collectives in it and in its gradient.
     """
     flag = any_under_vmap(jnp.any(flags))
     axes = varying_axes(flag)
-    return jax.lax.pmax(flag.astype(jnp.int32), tuple(sorted(axes, key=str))) > 0 if axes else flag
+    if not axes:
+        return flag
+    return jax.lax.pmax(flag.astype(jnp.int32), tuple(sorted(axes, key=str))) > 0
 
 
 branch_select_p = Primitive("branch_select")
 
+Arrays = Sequence[Array]
+Axes = Sequence[int | None]  # the batch axis of each operand
 
-def select_in_branch(alive: Any, then: Any, otherwise: Any) -> Any:
+
+def select_in_branch(alive: Array, then: Tree, otherwise: Tree) -> Tree:
     """Selects leaves of two pytrees in a branch that runs only if any of `alive` holds.
 
     The shape of `alive` is the beginning of the shape of every leaf. A scalar that is the same on all devices is True there,
     so nothing is selected.
     """
-    return jax.tree.map(lambda a, b: _select_leaf(alive, a, b), then, otherwise)
+    return jax.tree.map(functools.partial(_select_leaf, alive), then, otherwise)
 
 
-def _select_leaf(alive: Any, a: Any, b: Any) -> Any:
-    kinds = [mesh_axes_type(v) for v in (alive, a, b)]
+def _select_leaf(alive: Array, a: Array, b: Array) -> Array:
+    kinds = list(map(mesh_axes_type, (alive, a, b)))
     if (
         jnp.ndim(alive)
         or varying_axes(alive)
         or jnp.result_type(a) != jnp.result_type(b)
         or kinds.count(kinds[0]) < len(kinds)
     ):
-        return jnp.where(_spread(alive, a), a, b)
+        return _where(alive, a, b)
     return branch_select_p.bind(alive, a, jnp.broadcast_to(b, jnp.shape(a)))
 
 
-def _spread(alive: Any, like: Any) -> Any:
-    return jnp.reshape(alive, jnp.shape(alive) + (1,) * (jnp.ndim(like) - jnp.ndim(alive)))
+def with_axes(array: Array, ndim: int) -> Array:
+    """Appends axes of size 1, up to a number of axes."""
+    return jnp.reshape(array, jnp.shape(array) + (1,) * (ndim - jnp.ndim(array)))
+
+
+def _where(alive: Array, a: Array, b: Array) -> Array:
+    return jnp.where(with_axes(alive, jnp.ndim(a)), a, b)
+
+
+def zeros_of(types: Tree, axes: AbstractSet[str]) -> Tree:
+    """Returns zeros of some types, which also vary over some axes of devices."""
+
+    def zeros(aval):
+        return cast(jnp.zeros(aval.shape, aval.dtype), axes | varying_axes(aval))
+
+    return jax.tree.map(zeros, types)
 
 
 @branch_select_p.def_impl
-def _impl(alive: Any, a: Any, b: Any) -> Any:
+def _impl(alive: Array, a: Array, b: Array) -> Array:
     return a
 
 
@@ -91,7 +120,7 @@ branch_select_p.def_abstract_eval(lambda alive, a, b: a)
 mlir.register_lowering(branch_select_p, mlir.lower_fun(_impl, multiple_results=False))
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+def _jvp(primals: Arrays, tangents: Arrays) -> tuple[Array, Array]:
     alive, *values = primals
     result = branch_select_p.bind(alive, *values)
     if all(type(t) is ad.Zero for t in tangents[1:]):
@@ -99,7 +128,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     return result, branch_select_p.bind(alive, *map(ad.instantiate_zeros, tangents[1:]))
 
 
-def _transpose(cotangent: Any, alive: Any, a: Any, b: Any) -> list[Any]:
+def _transpose(cotangent: Array, alive: Array, a: Array, b: Array) -> list[Array | None]:
     if type(cotangent) is ad.Zero:
         return [None, cotangent, cotangent]
     nothing = jnp.zeros_like(cotangent)
@@ -110,14 +139,14 @@ def _transpose(cotangent: Any, alive: Any, a: Any, b: Any) -> list[Any]:
     ]
 
 
-def _batched(args: Sequence[Any], axes: Sequence[Any]) -> tuple[Any, int]:
+def _batched(args: Arrays, axes: Axes) -> tuple[Array, int]:
     size = next(v.shape[axis] for v, axis in zip(args, axes) if axis is not None)
-    alive = args[0]
-    of_alive = axes[0]
-    a, b = (batching.bdim_at_front(v, axis, size) for v, axis in zip(args[1:], axes[1:]))
-    if of_alive is None:
+    alive, a, b = args
+    a = batching.bdim_at_front(a, axes[1], size)
+    b = batching.bdim_at_front(b, axes[2], size)
+    if axes[0] is None:
         return branch_select_p.bind(alive, a, b), 0
-    return jnp.where(_spread(alive, a), a, b), 0
+    return _where(alive, a, b), 0
 
 
 ad.primitive_jvps[branch_select_p] = _jvp
@@ -133,10 +162,10 @@ batching.primitive_batchers[branch_select_p] = _batched
 stand_in_p = Primitive("stand_in")
 
 
-def with_stand_in(alive: Any, values: Any, placeholder: Any) -> Any:
+def with_stand_in(alive: Array, values: Tree, placeholder: Tree) -> Tree:
     """Returns the leaves of a pytree; under `checkify`, those of a placeholder where `alive` is False."""
 
-    def leaf(value: Any, other: Any) -> Any:
+    def leaf(value, other):
         if jnp.shape(value)[: jnp.ndim(alive)] != jnp.shape(alive) or value is other:
             return value
         return stand_in_p.bind(alive, value, other)
@@ -145,30 +174,26 @@ def with_stand_in(alive: Any, values: Any, placeholder: Any) -> Any:
 
 
 @stand_in_p.def_impl
-def _stand_in(alive: Any, value: Any, other: Any) -> Any:
+def _stand_in(alive: Array, value: Array, other: Array) -> Array:
     return value
 
 
-def _selected_stand_in(alive: Any, value: Any, other: Any) -> Any:
-    return jnp.where(_spread(alive, value), value, other)
-
-
-def _batched_stand_in(args: Sequence[Any], axes: Sequence[Any]) -> tuple[Any, Any]:
-    alive, value, other = args
+def _batched_stand_in(args: Arrays, axes: Axes) -> tuple[Array, int | None]:
+    _, value, _ = args
     if axes[1] is None:  # what is the same for all examples is so for one that runs
         return value, None
     size = value.shape[axes[1]]
-    moved = [batching.bdim_at_front(v, axis, size) for v, axis in zip(args, axes)]
-    return stand_in_p.bind(*moved), 0
+    batched = [batching.bdim_at_front(v, axis, size) for v, axis in zip(args, axes)]
+    return stand_in_p.bind(*batched), 0
 
 
 stand_in_p.def_abstract_eval(lambda alive, value, other: value)
 mlir.register_lowering(stand_in_p, mlir.lower_fun(_stand_in, multiple_results=False))
 batching.primitive_batchers[stand_in_p] = _batched_stand_in
-set_check_rule(stand_in_p, _selected_stand_in)
+set_check_rule(stand_in_p, _where)
 
 
-def of_running(alive: Any, values: Any) -> Any:
+def of_running(alive: Array, values: Tree) -> Tree:
     """Returns the leaves of a pytree, with those of a sequence or an example that runs in place of those that do not."""
     count = jnp.ndim(alive)
     if count:
@@ -177,23 +202,23 @@ def of_running(alive: Any, values: Any) -> Any:
     return _of_running_example(jnp.any(alive), values)
 
 
-def _of_first(alive: Any, flat: Any, value: Any) -> Any:
+def _of_first(alive: Array, flat: Array, value: Array) -> Array:
     """Returns an array [*alive.shape, ...] with the first running row in each that does not run."""
     shape = jnp.shape(alive)
     if jnp.shape(value)[: len(shape)] != shape:
         return value
     rows = jnp.reshape(value, (flat.size, *jnp.shape(value)[len(shape) :]))
     first = jax.lax.dynamic_index_in_dim(rows, jnp.argmax(flat), keepdims=False)
-    return jnp.where(_spread(alive, value), value, first)
+    return _where(alive, value, first)
 
 
 @jax.custom_batching.custom_vmap
-def _of_running_example(alive: Any, values: Any) -> Any:
+def _of_running_example(alive: Array, values: Tree) -> Tree:
     return values
 
 
 @_of_running_example.def_vmap
-def _(axis_size: int, batched: list[Any], alive: Any, values: Any) -> tuple[Any, Any]:
+def _(axis_size: int, batched: list[Tree], alive: Array, values: Tree) -> tuple[Tree, Tree]:
     alive_is_batched, are_batched = batched
     if alive_is_batched:
         values = jax.tree.map(
@@ -208,16 +233,16 @@ class Traced(NamedTuple):
 
     Attributes:
         step: the step.
-        closed: its jaxpr.
+        closed: its closed jaxpr.
         out: the types of what it returns.
     """
 
-    step: Callable
-    closed: Any
-    out: Any
+    step: StepFn
+    closed: ClosedJaxpr
+    out: Tree
 
     @classmethod
-    def of(cls, step: Callable, carry: Any, x: Any) -> Traced | None:
+    def of(cls, step: StepFn, carry: Tree, x: Tree) -> Traced | None:
         """Returns None if the step raises, which `jax.lax.scan` reports."""
         try:
             return cls(step, *jax.make_jaxpr(step, return_shape=True)(carry, x))
@@ -228,54 +253,52 @@ class Traced(NamedTuple):
     def has_effects(self) -> bool:
         return bool(self.closed.effects)
 
-    def __call__(self, carry: Any, x: Any) -> Any:
+    def __call__(self, carry: Tree, x: Tree) -> Tree:
         """Returns what the step returns: from its trace, if the arguments have the types of the trace."""
         leaves = jax.tree.leaves((carry, x))
-        has_constants = any(
-            map(jaxprs.is_literal, self.closed.jaxpr.outvars)
-        )  # Python numbers have weak types
-        if (
-            self.has_effects
-            or has_constants
-            or list(map(jax.typeof, leaves)) != list(self.closed.in_avals)
-        ):
+        # Python numbers have weak types, which the trace has lost.
+        has_constants = any(map(jaxprs.is_literal, self.closed.jaxpr.outvars))
+        has_other_types = list(map(jax.typeof, leaves)) != list(self.closed.in_avals)
+        if self.has_effects or has_constants or has_other_types:
             return self.step(carry, x)
         return jax.tree.unflatten(jax.tree.structure(self.out), jaxpr_as_fun(self.closed)(*leaves))
 
-    def updates_in_place(self, carry: Any, names: frozenset[str]) -> bool:
+    def updates_in_place(self, carry: Tree, names: frozenset[str]) -> bool:
         """Returns whether a large leaf of the carry is updated in place, by one of these primitives among others."""
         program = jaxprs.inlined(self.closed)
         producers = jaxprs.producers(program.eqns)
-        pairs = zip(jax.tree.leaves(carry), program.outvars, program.invars)
-        return any(
-            _is_large(leaf) and names & _updates(new, old, producers) for leaf, new, old in pairs
-        )
+        for leaf, new, old in zip(jax.tree.leaves(carry), program.outvars, program.invars):
+            if _is_large(leaf) and names & _updates(new, old, producers):
+                return True
+        return False
 
 
-def runs_in_branch(traced: Traced, mask: Any, carry: Any) -> bool:
+def runs_in_branch(traced: Traced, mask: Array, carry: Tree) -> bool:
     """Returns whether a mask decides in a branch whether the step runs. Then nothing moves out of the loop."""
     if traced.has_effects:
         return True
-    return (
-        not jnp.ndim(mask)
-        and any(map(_is_large, jax.tree.leaves(carry)))
-        and traced.updates_in_place(carry, _WHOLE)
-    )
+    if jnp.ndim(mask) or not _has_large_leaf(carry):
+        return False
+    return traced.updates_in_place(carry, _COPIED_UPDATES)
 
 
-def resets_in_branch(step: Callable, mask: Any, carry: Any, x: Any) -> bool:
+def resets_in_branch(step: StepFn, mask: Array, carry: Tree, x: Tree) -> bool:
     """Returns whether a mask decides in a branch what carry the step gets."""
-    if jnp.ndim(mask) or not any(map(_is_large, jax.tree.leaves(carry))):
+    if jnp.ndim(mask) or not _has_large_leaf(carry):
         return False
     traced = Traced.of(step, carry, x)
     return traced is not None and traced.updates_in_place(carry, _UPDATES)
 
 
-def _is_large(leaf: Any) -> bool:
-    return jnp.size(leaf) * jnp.result_type(leaf).itemsize >= _BYTES
+def _has_large_leaf(carry: Tree) -> bool:
+    return any(map(_is_large, jax.tree.leaves(carry)))
 
 
-def _updates(new: Any, old: Var, producers: dict[Var, Eqn]) -> set[str]:
+def _is_large(leaf: Array) -> bool:
+    return jnp.size(leaf) * jnp.result_type(leaf).itemsize >= MIN_BRANCH_BYTES
+
+
+def _updates(new: Atom, old: Var, producers: dict[Var, Eqn]) -> set[str]:
     """Returns the primitives that make a new carry from the old one in place; none if something else does."""
     names = set()
     while new is not old:

@@ -11,28 +11,30 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from jrnn.errors import ScanError
 from jrnn.jaxprs import without_closure
 from jrnn.jaxprs.mesh_axes import cast, like, varying_axes
-from jrnn.loops.ir import promoted
+from jrnn.loops.ir import StepFn, Tree, promoted
 from jrnn.loops.wrappers.branches import (
     any_of_all,
     of_running,
     select_in_branch,
     with_stand_in,
+    zeros_of,
 )
 
-# `(state, x) -> (state, y)`, for pytrees.
-Body = Callable[[Any, Any], tuple[Any, Any]]
+# From a state or a carry to booleans.
+Predicate = Callable[[Tree], Array]
+# `(step, carried, xs) -> (carried, ys)`: a scan.
+BoundedScan = Callable[[StepFn, Tree, Tree], tuple[Tree, Tree]]
 
 
-def stopping(continues: Callable, body: Body, placeholder: Any, zeros: Any) -> Callable:
+def stopping(continues: Predicate, body: StepFn, placeholder: Tree, zeros: Tree) -> StepFn:
     """Returns a step `((alive, state), x) -> (the same, y)` of a scan that stops early.
 
     Args:
@@ -43,14 +45,14 @@ def stopping(continues: Callable, body: Body, placeholder: Any, zeros: Any) -> C
     """
     placeholder = lax.stop_gradient(placeholder)
 
-    def step(carried: Any, x: Any) -> tuple[Any, Any]:
-        def go(carried: Any, x: Any) -> tuple[Any, Any]:
+    def step(carried, x):
+        def go(carried, x):
             alive, state = carried
             new, y = body(*select_in_branch(alive, (state, x), placeholder))
             new = select_in_branch(alive, new, state)
             return (alive & continues(new), new), select_in_branch(alive, y, zeros)
 
-        def skip(carried: Any, x: Any) -> tuple[Any, Any]:
+        def skip(carried, x):
             return carried, zeros
 
         return lax.cond(any_of_all(carried[0]), go, skip, carried, x)
@@ -59,15 +61,15 @@ def stopping(continues: Callable, body: Body, placeholder: Any, zeros: Any) -> C
 
 
 def run(
-    continues: Callable,
-    body: Body,
-    state: Any,
-    xs: Any,
-    ys: Any,
-    steps: Any,
+    continues: Predicate,
+    body: StepFn,
+    state: Tree,
+    xs: Tree,
+    ys: Tree,
+    steps: int,
     reverse: bool,
-    bounded: Callable,
-) -> Any:
+    bounded: BoundedScan,
+) -> tuple[Tree, Tree]:
     """Runs a loop that stops early: `(state, ys)`.
 
     Args:
@@ -80,8 +82,8 @@ def run(
         bounded: `(step, carried, xs) -> (carried, ys)`, the scan whose derivative is taken, of a step of `stopping`.
     """
 
-    def first(xs: Any) -> Any:
-        return jax.tree.map(lambda stack: stack[-1 if reverse else 0], xs)
+    def first(xs):
+        return jax.tree.map(lambda stacked: stacked[-1 if reverse else 0], xs)
 
     # Inside of `jax.shard_map`, devices may stop at different steps: all that is selected then varies from one to another.
     axes = varying_axes(jax.eval_shape(continues, state))
@@ -89,19 +91,17 @@ def run(
     condition, of_cond = without_closure(continues, state)
     body_of, of_body = without_closure(body, state, first(xs))
 
-    def parts(of_cond: Any, of_body: Any) -> tuple[Callable, Callable, Any]:
-        zeros = jax.tree.map(
-            lambda y: cast(jnp.zeros(y.shape, y.dtype), axes | varying_axes(y)), ys
-        )
+    def parts(of_cond, of_body):
+        zeros = zeros_of(ys, axes)
         return functools.partial(condition, of_cond), functools.partial(body_of, of_body), zeros
 
-    def arguments(continues: Callable, state: Any, xs: Any) -> Any:
+    def arguments(continues, state, xs):
         """Returns a state and an x of a step that runs, for sequences that have stopped."""
         state, x = lax.stop_gradient((state, first(xs)))
         return of_running(continues(state), (state, x))
 
     @jax.custom_jvp
-    def of_inputs(of_cond: Any, of_body: Any, state: Any, xs: Any) -> Any:
+    def of_inputs(of_cond, of_body, state, xs):
         continues, _, _ = parts(of_cond, of_body)
         alive = jnp.any(continues(state))
         of_body = with_stand_in(alive, of_body, of_running(alive, of_body))
@@ -109,8 +109,8 @@ def run(
         return _run_while(*parts(of_cond, of_body), placeholder, state, xs, steps, reverse)
 
     @of_inputs.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
-        def scanned(of_cond: Any, of_body: Any, state: Any, xs: Any) -> Any:
+    def _(primals, tangents):
+        def scanned(of_cond, of_body, state, xs):
             continues, body, zeros = parts(of_cond, of_body)
             step = stopping(continues, body, arguments(continues, state, xs), zeros)
             (_, state), ys = bounded(step, (continues(state), state), xs)
@@ -122,48 +122,50 @@ def run(
 
 
 def _run_while(
-    continues: Callable,
-    body: Body,
-    zeros: Any,
-    placeholder: Any,
-    state: Any,
-    xs: Any,
-    steps: Any,
+    continues: Predicate,
+    body: StepFn,
+    zeros: Tree,
+    placeholder: Tree,
+    state: Tree,
+    xs: Tree,
+    steps: int,
     reverse: bool,
-) -> Any:
+) -> tuple[Tree, Tree]:
     """Runs a loop that stops early as one while loop, which has no reverse-mode derivative: `(state, ys)`."""
-    ys = jax.tree.map(
-        lambda z: like(jnp.zeros((steps, *jnp.shape(z)), jnp.result_type(z)), z), zeros
-    )
 
-    def is_running(carried: Any) -> Any:
+    def stacked_zeros(zero):
+        return like(jnp.zeros((steps, *jnp.shape(zero)), jnp.result_type(zero)), zero)
+
+    def is_running(carried):
         k, alive, _, _ = carried
         return any_of_all(alive) & (k < steps)
 
-    def trip(carried: Any) -> Any:
+    def iteration(carried):
         k, alive, state, ys = carried
         t = steps - 1 - k if reverse else k
-        x = jax.tree.map(lambda stack: lax.dynamic_index_in_dim(stack, t, keepdims=False), xs)
+        x = jax.tree.map(lambda stacked: lax.dynamic_index_in_dim(stacked, t, keepdims=False), xs)
         new, y = body(*with_stand_in(alive, (state, x), placeholder))
         new = select_in_branch(alive, new, state)
         y = select_in_branch(alive, y, zeros)
-        ys = jax.tree.map(lambda stack, v: lax.dynamic_update_index_in_dim(stack, v, t, 0), ys, y)
+        ys = jax.tree.map(lambda ys, v: lax.dynamic_update_index_in_dim(ys, v, t, 0), ys, y)
         return k + 1, alive & continues(new), new, ys
 
-    _, _, state, ys = lax.while_loop(is_running, trip, (jnp.int32(0), continues(state), state, ys))
+    ys = jax.tree.map(stacked_zeros, zeros)
+    start = jnp.int32(0), continues(state), state, ys
+    _, _, state, ys = lax.while_loop(is_running, iteration, start)
     return state, ys
 
 
 def run_until(
-    until: Callable,
-    step: Callable,
-    init: Any,
-    xs: Any,
-    length: Any,
-    steps: Any,
+    until: Predicate,
+    step: StepFn,
+    init: Tree,
+    xs: Tree,
+    length: int | None,
+    steps: int,
     reverse: bool,
-    bounded: Callable,
-) -> tuple[Any, Any]:
+    bounded: BoundedScan,
+) -> tuple[Tree, Tree]:
     """Runs a scan that stops where `until` says so: `(carry, ys)`.
 
     Args:
@@ -173,10 +175,10 @@ def run_until(
         bounded: `(step, carried, xs) -> (carried, ys)`, the scan whose derivative is taken, of a step of `stopping`.
     """
 
-    def whole(init: Any, xs: Any) -> Any:
+    def whole(init, xs):
         return lax.scan(step, init, xs, length, reverse)
 
-    def continues(carry: Any) -> Any:
+    def continues(carry):
         return ~until(carry)
 
     last, ys = jax.eval_shape(whole, init, xs)
@@ -187,13 +189,14 @@ def run_until(
     return state, ys
 
 
-def _check_until(stops: Any, leaves: Any) -> None:
+def _check_until(stops: Array, results: Tree) -> None:
+    """Raises a ScanError unless `until` returns booleans whose shape begins the shape of all results."""
     if not hasattr(stops, "dtype") or stops.dtype != jnp.bool_:
         kind = getattr(stops, "dtype", type(stops).__name__)
         raise ScanError(
             f"scan: until must return booleans, but returns {kind}; compare the carry with something"
         )
-    for leaf in jax.tree.leaves(leaves):
+    for leaf in jax.tree.leaves(results):
         if leaf.shape[: len(stops.shape)] != stops.shape:
             raise ScanError(
                 f"scan: until returns booleans of shape {list(stops.shape)}, so every leaf of the carry and of the outputs "

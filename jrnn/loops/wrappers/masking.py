@@ -7,41 +7,40 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jrnn.errors import ScanError
 from jrnn.jaxprs.jax_internals import is_traced
-from jrnn.jaxprs.mesh_axes import cast, varying_axes
-from jrnn.loops.ir import observers
+from jrnn.jaxprs.mesh_axes import varying_axes
+from jrnn.loops.ir import StepFn, Tree, observers
 from jrnn.loops.wrappers import branches
 from jrnn.loops.wrappers.branches import any_of_all, select_in_branch
 
-_CALLED = (
-    "the step has side effects: they happen at each step at which a sequence is not masked, and see made-up inputs of "
-    "those that are"
+_SIDE_EFFECTS_NOTE = (
+    "the step has side effects: they happen at each step at which a sequence is not masked; masked sequences get "
+    "placeholder inputs"
 )
+# `(chosen, then, otherwise, what, option) -> then where chosen`: see `_where`.
+Where = Callable[..., Array]
 
 
-def checked_reset_state(reset_state: Any, init: Any, resets: Any) -> Any:
+def checked_reset_state(reset_state: Tree, init: Tree, resets: Array | None) -> Tree:
     """Returns the carry after resets, each leaf None or of the shape of the one of `init`; raises ScanError."""
     if resets is None:
         raise ScanError("scan: reset_state is given without resets; give resets [T, N] too")
 
-    def one(path: Any, first: Any, new: Any) -> Any:
+    def checked(path, first, new):
         if new is None:
             return None
         name = jax.tree_util.keystr(path)
         shape = jnp.shape(first)
         try:
-            new = (
-                new
-                if jax.dtypes.issubdtype(jnp.result_type(new), jax.dtypes.extended)
-                else jnp.asarray(new)
-            )
+            if not jax.dtypes.issubdtype(jnp.result_type(new), jax.dtypes.extended):
+                new = jnp.asarray(new)
             state = new if new.shape == shape else jnp.broadcast_to(new, shape)
         except (TypeError, ValueError):
             raise ScanError(
@@ -55,7 +54,7 @@ def checked_reset_state(reset_state: Any, init: Any, resets: Any) -> Any:
         return state
 
     try:
-        return jax.tree.map_with_path(one, init, reset_state)
+        return jax.tree.map_with_path(checked, init, reset_state)
     except ValueError as e:
         if isinstance(e, ScanError):
             raise
@@ -64,14 +63,24 @@ def checked_reset_state(reset_state: Any, init: Any, resets: Any) -> Any:
         ) from None
 
 
-def _rank(dtype: Any) -> int:
+def _rank(dtype: np.dtype) -> int:
+    """The place of a type among those of which each holds the values of the former."""
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
-    return next((k for k, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), len(kinds))
+    for rank, kind in enumerate(kinds):
+        if jnp.issubdtype(dtype, kind):
+            return rank
+    return len(kinds)
 
 
 def masked(
-    f: Callable, first: Any, xs: Any, steps: Any, lengths: Any, resets: Any, mask: Any = None
-) -> tuple[Callable, Any]:
+    f: StepFn,
+    first: Tree,
+    xs: Tree,
+    steps: int | None,
+    lengths: Array | None,
+    resets: Array | None,
+    mask: Array | None = None,
+) -> tuple[StepFn, Tree]:
     """Returns the step and the inputs with lengths, resets and a mask of the steps that count.
 
     `first` is the carry after resets, in which None leaves a leaf alone. `steps` is T, or None if it is unknown.
@@ -82,14 +91,12 @@ def masked(
     if mask is not None:
         alive = _of_all_steps(mask, "mask", steps)
         if lengths is not None:
-            alive, before_the_end = _aligned(
-                alive, jax.vmap(lambda t: t < lengths)(jnp.arange(steps))
-            )
+            before_the_end = jax.vmap(lambda t: t < lengths)(jnp.arange(steps))
+            alive, before_the_end = _aligned(alive, before_the_end)
             alive = alive & before_the_end
             if resets is not None:
-                resets, before_the_end = _aligned(
-                    _of_all_steps(resets, "resets", steps), before_the_end
-                )
+                resets = _of_all_steps(resets, "resets", steps)
+                resets, before_the_end = _aligned(resets, before_the_end)
                 resets = resets & before_the_end
         f = with_mask(f, alive, xs)
         xs = (alive, xs)
@@ -101,16 +108,20 @@ def masked(
     return f, xs
 
 
-def checked_masks(lengths: Any, resets: Any, mask: Any, steps: Any) -> tuple[Any, Any, Any]:
+def checked_masks(
+    lengths: Array | None, resets: Array | None, mask: Array | None, steps: int | None
+) -> tuple[Array | None, Array | None, Array | None]:
     """Returns masks as arrays, each of which may be None; raises ScanError. Lengths whose values are known are checked."""
-    return (
-        None if lengths is None else _checked_lengths(lengths, steps),
-        None if resets is None else _checked(resets, "resets", bool, "booleans"),
-        None if mask is None else _checked(mask, "mask", bool, "booleans"),
-    )
+    if lengths is not None:
+        lengths = _checked_lengths(lengths, steps)
+    if resets is not None:
+        resets = _checked(resets, "resets", bool, "booleans")
+    if mask is not None:
+        mask = _checked(mask, "mask", bool, "booleans")
+    return lengths, resets, mask
 
 
-def _of_all_steps(values: jax.Array, name: str, steps: Any) -> jax.Array:
+def _of_all_steps(values: Array, name: str, steps: int) -> Array:
     if values.shape[:1] != (steps,):
         raise ScanError(
             f"scan: {name} must be [T, ...] with T = {steps}, but are {list(values.shape)}; put time first"
@@ -118,13 +129,13 @@ def _of_all_steps(values: jax.Array, name: str, steps: Any) -> jax.Array:
     return values
 
 
-def _aligned(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _aligned(a: Array, b: Array) -> tuple[Array, Array]:
     """Appends axes of size 1 so that both have as many axes."""
     ndim = max(a.ndim, b.ndim)
-    return a.reshape(a.shape + (1,) * (ndim - a.ndim)), b.reshape(b.shape + (1,) * (ndim - b.ndim))
+    return branches.with_axes(a, ndim), branches.with_axes(b, ndim)
 
 
-def _checked_lengths(lengths: Any, steps: Any) -> Any:
+def _checked_lengths(lengths: Array, steps: int | None) -> Array:
     values = lengths
     lengths = _array(lengths, "lengths")
     if lengths.dtype == bool:
@@ -132,10 +143,9 @@ def _checked_lengths(lengths: Any, steps: Any) -> Any:
             "scan: lengths must be integers, but are bool; give booleans [T, N] as mask="
         )
     lengths = _checked(lengths, "lengths", int, "integers")
-    known = not any(map(is_traced, jax.tree.leaves(values))) and getattr(
-        values, "is_fully_addressable", True
-    )
-    if isinstance(steps, int) and known:
+    is_known = not any(map(is_traced, jax.tree.leaves(values)))
+    is_here = getattr(values, "is_fully_addressable", True)
+    if isinstance(steps, int) and is_known and is_here:
         outside = [n for n in np.ravel(values).tolist() if not 0 <= n <= steps]
         if outside:
             raise ScanError(
@@ -144,7 +154,7 @@ def _checked_lengths(lengths: Any, steps: Any) -> Any:
     return lengths
 
 
-def _array(values: Any, name: str) -> jax.Array:
+def _array(values: Array, name: str) -> Array:
     try:
         return jnp.asarray(values)
     except (TypeError, ValueError, OverflowError) as e:
@@ -153,7 +163,7 @@ def _array(values: Any, name: str) -> jax.Array:
         ) from None
 
 
-def _checked(values: Any, name: str, kind: type, kinds: str) -> Any:
+def _checked(values: Array, name: str, kind: type, kinds: str) -> Array:
     values = _array(values, name)
     if not jnp.issubdtype(values.dtype, jnp.bool_ if kind is bool else jnp.integer):
         raise ScanError(
@@ -162,7 +172,7 @@ def _checked(values: Any, name: str, kind: type, kinds: str) -> Any:
     return values
 
 
-def with_lengths(step: Callable, lengths: jax.Array, xs: Any) -> Callable:
+def with_lengths(step: StepFn, lengths: Array, xs: Tree) -> StepFn:
     """Returns a step `(carry, (t, x)) -> (carry, y)` that stops each sequence at its length.
 
     After the end of a sequence, the step is evaluated with the sequence's first x. So padding, such as NaN, does not get
@@ -173,15 +183,17 @@ def with_lengths(step: Callable, lengths: jax.Array, xs: Any) -> Callable:
         lengths: integers; the shape of every leaf of the carry and of y must begin with the shape of `lengths`.
         xs: the inputs of the scan.
     """
-    spares = [
-        _placeholder(lengths > 0, stack, lambda stack: stack[0], "lengths")
-        for stack in jax.tree.leaves(xs)
-    ]
-    masked_step = _masked_step(step, spares, "lengths")
-    return lambda carry, timed: masked_step(carry, timed[0] < lengths, timed[1])
+    placeholders = _placeholders(lengths > 0, xs, lambda stacked: stacked[0], "lengths")
+    masked_step = _masked_step(step, placeholders, "lengths")
+
+    def timed_step(carry, time_and_x):
+        t, x = time_and_x
+        return masked_step(carry, t < lengths, x)
+
+    return timed_step
 
 
-def with_mask(step: Callable, alive: jax.Array, xs: Any) -> Callable:
+def with_mask(step: StepFn, alive: Array, xs: Tree) -> StepFn:
     """Returns a step `(carry, (alive, x)) -> (carry, y)` that keeps the carry, with outputs of zero, where not alive.
 
     There the step is evaluated with the first x of the sequence that counts, for the reason given in `with_lengths`.
@@ -195,67 +207,60 @@ def with_mask(step: Callable, alive: jax.Array, xs: Any) -> Callable:
         return lambda carry, masked_x: step(carry, masked_x[1])
     first = jnp.argmax(alive, axis=0)
 
-    def at_first(stack: jax.Array) -> jax.Array:
-        place = first.reshape(1, *first.shape, *[1] * (stack.ndim - 1 - first.ndim))
-        return jnp.take_along_axis(stack, place, axis=0)[0]
+    def at_first(stacked):
+        index = branches.with_axes(first[None], stacked.ndim)
+        return jnp.take_along_axis(stacked, index, axis=0)[0]
 
-    spares = [
-        _placeholder(jnp.any(alive, axis=0), stack, at_first, "mask")
-        for stack in jax.tree.leaves(xs)
-    ]
-    masked_step = _masked_step(step, spares, "mask[0]")
+    placeholders = _placeholders(jnp.any(alive, axis=0), xs, at_first, "mask")
+    masked_step = _masked_step(step, placeholders, "mask[0]")
     return lambda carry, masked_x: masked_step(carry, *masked_x)
 
 
-def _masked_step(step: Callable, spares: list[Any], option: str) -> Callable:
-    """Returns a step `(carry, alive, x) -> (carry, y)`: where not alive, x is a spare one, and nothing changes."""
+def _masked_step(step: StepFn, placeholders: list[Array | None], option: str) -> StepFn:
+    """Returns a step `(carry, alive, x) -> (carry, y)`: where not alive, x is a placeholder, and nothing changes."""
 
-    def chosen(
-        step: Callable, alive: jax.Array, carry: Any, x: Any, where: Callable
-    ) -> tuple[Any, Any]:
+    def selected(step: StepFn, alive: Array, carry: Tree, x: Tree, where: Where) -> Tree:
+        """The step on selected inputs, with a selection of its results."""
         leaves, tree = jax.tree.flatten(x)
-        live = [
-            v if spare is None else where(alive, v, spare, "input", option)
-            for v, spare in zip(leaves, spares)
-        ]
-        out = step(carry, jax.tree.unflatten(tree, live))
+        for i, placeholder in enumerate(placeholders):
+            if placeholder is not None:
+                leaves[i] = where(alive, leaves[i], placeholder, "input", option)
+        out = step(carry, jax.tree.unflatten(tree, leaves))
         if not _fits(out, carry):
             return out  # `jax.lax.scan` reports it
         new_carry, y = out
-        masked_carry = jax.tree.map(
-            lambda new, old: where(alive, new, old, "carry", option), new_carry, carry
-        )
-        return masked_carry, jax.tree.map(
-            lambda leaf: where(alive, leaf, jnp.zeros_like(leaf), "output", option), y
-        )
 
-    def masked_step(carry: Any, alive: jax.Array, x: Any) -> tuple[Any, Any]:
+        def new_or_old(new, old):
+            return where(alive, new, old, "carry", option)
+
+        def y_or_zeros(leaf):
+            return where(alive, leaf, jnp.zeros_like(leaf), "output", option)
+
+        return jax.tree.map(new_or_old, new_carry, carry), jax.tree.map(y_or_zeros, y)
+
+    def masked_step(carry: Tree, alive: Array, x: Tree) -> tuple[Tree, Tree]:
         traced = branches.Traced.of(step, carry, x)
         fits = traced is not None and _fits(traced.out, carry, promotes=False)
         if not fits or not branches.runs_in_branch(traced, alive, carry):
-            return chosen(traced or step, alive, carry, x, _where)
+            return selected(traced or step, alive, carry, x, _where)
         if traced.has_effects and alive.ndim:
-            observers.notify(_CALLED)
-        axes = varying_axes(alive)
-        zeros = jax.tree.map(
-            lambda y: cast(jnp.zeros(y.shape, y.dtype), axes | varying_axes(y)), traced.out[1]
-        )
-        return jax.lax.cond(
-            any_of_all(alive),
-            lambda carry, x: chosen(
-                step, alive, carry, x, functools.partial(_where, in_branch=True)
-            ),
-            lambda carry, x: (carry, zeros),
-            carry,
-            x,
-        )
+            observers.notify(_SIDE_EFFECTS_NOTE)
+        zeros = branches.zeros_of(traced.out[1], varying_axes(alive))
+
+        def run(carry, x):
+            return selected(step, alive, carry, x, _where_in_branch)
+
+        def skip(carry, x):
+            return carry, zeros
+
+        return jax.lax.cond(any_of_all(alive), run, skip, carry, x)
 
     return masked_step
 
 
 def with_resets(
-    step: Callable, first: Any, resets: jax.Array, steps: Any, xs: Any
-) -> tuple[Callable, Any]:
+    step: StepFn, first: Tree, resets: Array, steps: int, xs: Tree
+) -> tuple[StepFn, Tree]:
     """Returns a step and inputs that set the carry back to `first` before each step where `resets` is True.
 
     Args:
@@ -267,72 +272,83 @@ def with_resets(
     """
     resets = _of_all_steps(resets, "resets", steps)
 
-    def resetting_step(carry: Any, reset_and_x: tuple[jax.Array, Any]) -> tuple[Any, Any]:
-        reset, x = reset_and_x
+    def with_first(carry: Tree, reset: Array, where: Where) -> Tree:
+        """Returns the carry after a reset, where there is one."""
 
-        def fresh(first: Any, old: Any, where: Callable = _where) -> Any:
+        def leaf(first, old):
             if first is None:
                 return old
             typed = first if jax.typeof(old).weak_type else jnp.asarray(first, jnp.result_type(old))
             return where(reset, typed, old, "carry", "resets[0]")
 
-        def all_fresh(carry: Any, where: Callable = _where) -> Any:
-            return jax.tree.map(
-                functools.partial(fresh, where=where),
-                first,
-                carry,
-                is_leaf=lambda leaf: leaf is None,
-            )
+        return jax.tree.map(leaf, first, carry, is_leaf=lambda leaf: leaf is None)
 
+    def resetting_step(carry: Tree, reset_and_x: tuple[Array, Tree]) -> tuple[Tree, Tree]:
+        reset, x = reset_and_x
         if not branches.resets_in_branch(step, reset, carry, x):
-            return step(all_fresh(carry), x)
-        where = functools.partial(_where, in_branch=True)
-        return step(
-            jax.lax.cond(any_of_all(reset), lambda c: all_fresh(c, where), lambda c: c, carry), x
-        )
+            return step(with_first(carry, reset, _where), x)
+
+        def restart(carry):
+            return with_first(carry, reset, _where_in_branch)
+
+        def go_on(carry):
+            return carry
+
+        return step(jax.lax.cond(any_of_all(reset), restart, go_on, carry), x)
 
     return resetting_step, (resets, xs)
 
 
-def _fits(out: Any, carry: Any, promotes: bool = True) -> bool:
+def _fits(out: Tree, carry: Tree, promotes: bool = True) -> bool:
     """Returns True if a step returned a pair, and its carry has the old carry's types, or `promotes` weak ones."""
-    if not (
-        isinstance(out, tuple)
-        and len(out) == 2
-        and jax.tree.structure(out[0]) == jax.tree.structure(carry)
-    ):
+    if not isinstance(out, tuple) or len(out) != 2:
         return False
-    pairs = [
-        (new, jax.typeof(old)) for new, old in zip(jax.tree.leaves(out[0]), jax.tree.leaves(carry))
-    ]
-    return all(
-        jnp.shape(new) == old.shape
-        and (jnp.result_type(new) == old.dtype or (promotes and old.weak_type))
-        for new, old in pairs
-    )
+    if jax.tree.structure(out[0]) != jax.tree.structure(carry):
+        return False
+    for new, old in zip(jax.tree.leaves(out[0]), map(jax.typeof, jax.tree.leaves(carry))):
+        is_typed = jnp.result_type(new) == old.dtype or (promotes and old.weak_type)
+        if jnp.shape(new) != old.shape or not is_typed:
+            return False
+    return True
 
 
-def _placeholder(lives: jax.Array, stack: Any, pick: Callable, option: str) -> jax.Array | None:
-    """Returns an x of each sequence that counts, or ones if it has none; None if `stack` has no axes of sequences."""
-    steps = jnp.shape(stack)[:1]
-    shape = jnp.shape(stack)[1:]
-    number = jnp.issubdtype(jnp.result_type(stack), jnp.number) or jnp.issubdtype(
-        jnp.result_type(stack), jnp.bool_
-    )
-    if steps in ((), (0,)) or shape[: lives.ndim] != lives.shape or not number:
-        return None
-    picked = pick(jnp.asarray(stack))
-    return jax.lax.stop_gradient(_where(lives, picked, jnp.ones_like(picked), "input", option))
+def _placeholders(
+    lives: Array, xs: Tree, pick: Callable[[Array], Array], option: str
+) -> list[Array | None]:
+    """Returns, for each leaf of xs, an x of each sequence that counts.
+
+    It is ones for a sequence without one, and None for a leaf that has no axes of sequences.
+
+    Args:
+        lives: whether a sequence has a step that counts.
+        xs: the inputs of the scan.
+        pick: from a leaf to the x of each sequence.
+        option: the option that says which steps count.
+    """
+    placeholders = []
+    for stacked in jax.tree.leaves(xs):
+        steps = jnp.shape(stacked)[:1]
+        shape = jnp.shape(stacked)[1:]
+        dtype = jnp.result_type(stacked)
+        is_number = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
+        if steps in ((), (0,)) or shape[: lives.ndim] != lives.shape or not is_number:
+            placeholders.append(None)
+        else:
+            picked = pick(jnp.asarray(stacked))
+            selected = _where(lives, picked, jnp.ones_like(picked), "input", option)
+            placeholders.append(jax.lax.stop_gradient(selected))
+    return placeholders
 
 
 def _where(
-    chosen: jax.Array,
-    then: Any,
-    otherwise: Any,
+    chosen: Array,
+    then: Array,
+    otherwise: Array,
     what: str,
     option: str = "lengths",
     in_branch: bool = False,
-) -> jax.Array:
+) -> Array:
+    """Selects, by booleans whose shape is the beginning of the shape of the values."""
     shape = jnp.shape(then)
     if shape[: chosen.ndim] != chosen.shape:
         raise ScanError(
@@ -341,5 +357,7 @@ def _where(
         )
     if in_branch:
         return select_in_branch(chosen, then, otherwise)
-    spread = chosen.reshape(chosen.shape + (1,) * (len(shape) - chosen.ndim))
-    return jnp.where(spread, then, otherwise)
+    return jnp.where(branches.with_axes(chosen, len(shape)), then, otherwise)
+
+
+_where_in_branch = functools.partial(_where, in_branch=True)
