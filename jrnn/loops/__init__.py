@@ -12,7 +12,7 @@ from jrnn.loops import install
 from jrnn.loops.newton import Newton, ScanStatistics
 from jrnn.loops.scan.executors import EXECUTORS
 from jrnn.loops.scan.scan import scan
-from jrnn.loops.wrappers.programs import compiled_once
+from jrnn.loops.wrappers.compiled_calls import compiled_once
 from jrnn.loops.wrappers.recompute import Recompute, hashable
 
 if TYPE_CHECKING:  # the names of _HOMES for type checkers

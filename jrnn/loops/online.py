@@ -17,19 +17,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError, near
 from jrnn.jaxprs.axes import is_followed
 from jrnn.jaxprs.jax_internals import source_line
 from jrnn.loops.affine.blocks import AlignedAxes, Blocks, block_of, reads_of, why_no_jacobian
-from jrnn.loops.ir import promoted
+from jrnn.loops.ir import Tree, promoted
 
-_MOST = 16  # the largest blocks of a Jacobian that counts as block-diagonal
+MAX_BLOCK = 16  # the largest blocks of a Jacobian that counts as block-diagonal
+
+# `(params, carry, x) -> (carry, loss)`
+OnlineStep = Callable[[Tree, Tree, Tree], tuple[Tree, Array]]
+# A linear function of carries, or of a parameter: a step's derivative.
+Push = Callable[..., Sequence[Array]]
 
 
 @jax.tree_util.register_dataclass
@@ -37,13 +42,11 @@ _MOST = 16  # the largest blocks of a Jacobian that counts as block-diagonal
 class OnlineState:
     """The carry, and its derivatives: for each parameter, [A, M, C]."""
 
-    carry: Any
-    derivatives: list[Any]
+    carry: Tree
+    derivatives: list[Array]
 
 
-def online_gradient(
-    step: Callable[[Any, Any, Any], tuple[Any, Any]], *, approximate: str | None = None
-) -> OnlineGradient:
+def online_gradient(step: OnlineStep, *, approximate: str | None = None) -> OnlineGradient:
     """Makes a learner for streams: after each step it has the gradient of that step's loss through all earlier steps.
 
     This is real-time recurrent learning. It is exact where an element of the new carry reads few elements of the old one:
@@ -92,10 +95,10 @@ class OnlineGradient:
         approximate: None or "diagonal".
     """
 
-    step: Callable[[Any, Any, Any], tuple[Any, Any]]
+    step: OnlineStep
     approximate: str | None = None
 
-    def init(self, params: Any, carry: Any, x: Any) -> OnlineState:
+    def init(self, params: Tree, carry: Tree, x: Tree) -> OnlineState:
         """Returns the state before the first step.
 
         Args:
@@ -114,7 +117,9 @@ class OnlineGradient:
         shapes = [(*layout.group.batch, layout.group.block, count) for count in layout.counts]
         return OnlineState(carry, [jnp.zeros(shape, wide) for shape in shapes])
 
-    def __call__(self, params: Any, state: OnlineState, x: Any) -> tuple[Any, Any, OnlineState]:
+    def __call__(
+        self, params: Tree, state: OnlineState, x: Tree
+    ) -> tuple[Array, Tree, OnlineState]:
         """Runs one step: `(loss, gradient, state)`.
 
         Args:
@@ -128,34 +133,45 @@ class OnlineGradient:
             like `params`; and the next state.
         """
         layout = _GroupLayout.of(self, params, state.carry, x)
-        carry, tree = jax.tree.flatten(state.carry)
-        p, of_params = jax.tree.flatten(params)
+        carry, of_carry = jax.tree.flatten(state.carry)
+        leaves, of_params = jax.tree.flatten(params)
 
-        def run(carry: Sequence[Any], p: Sequence[Any]) -> tuple[list[Any], Any]:
-            new, loss = self.step(
-                jax.tree.unflatten(of_params, p), jax.tree.unflatten(tree, carry), x
-            )
-            return [v.astype(c.dtype) for v, c in zip(jax.tree.leaves(new), carry)], loss
+        def run(carry, leaves):
+            params = jax.tree.unflatten(of_params, leaves)
+            return self.step(params, jax.tree.unflatten(of_carry, carry), x)
 
-        loss, (of_carry, of_p) = jax.value_and_grad(lambda c, p: run(c, p)[1], argnums=(0, 1))(
-            carry, p
-        )
-        new, push = jax.linearize(lambda c, p: run(c, p)[0], carry, p)
-        still = [jnp.zeros_like(c) for c in carry], [jnp.zeros_like(v) for v in p]
-        gradient = [
-            direct + layout.pulled(j, of_carry, s)
-            for j, (direct, s) in enumerate(zip(of_p, state.derivatives))
-        ]
-        blocks = layout.jacobian(lambda c: push(c, still[1]), carry)
-        moved = [
-            jnp.einsum("...ij,...jc->...ic", blocks, s, precision="highest")
-            + layout.columns(
-                j, lambda v, j=j: push(still[0], [*still[1][:j], v, *still[1][j + 1 :]])
-            )
-            for j, s in enumerate(state.derivatives)
-        ]
-        gradients = jax.tree.unflatten(of_params, [g.astype(v.dtype) for g, v in zip(gradient, p)])
-        return loss, gradients, OnlineState(jax.tree.unflatten(tree, new), moved)
+        def new_carry(carry, leaves):
+            new, _ = run(carry, leaves)
+            return [v.astype(c.dtype) for v, c in zip(jax.tree.leaves(new), carry)]
+
+        def loss_of(carry, leaves):
+            _, loss = run(carry, leaves)
+            return loss
+
+        # This step's loss, with respect to the carry before it and to the parameters in it.
+        loss_and_gradient = jax.value_and_grad(loss_of, argnums=(0, 1))
+        loss, (to_carry, to_params) = loss_and_gradient(carry, leaves)
+        new, push = jax.linearize(new_carry, carry, leaves)
+        zero_carry = list(map(jnp.zeros_like, carry))
+        zero_params = list(map(jnp.zeros_like, leaves))
+
+        def push_carry(tangents):
+            return push(tangents, zero_params)
+
+        jacobian = layout.jacobian(push_carry, carry)
+        gradients = []
+        derivatives = []
+        for j, s in enumerate(state.derivatives):
+            gradient = to_params[j] + layout.pulled(j, to_carry, s)
+            gradients.append(gradient.astype(leaves[j].dtype))
+
+            def push_parameter(tangent, j=j):
+                return push(zero_carry, jaxprs.replaced(zero_params, [j], [tangent]))
+
+            through_carry = jnp.einsum("...ij,...jc->...ic", jacobian, s, precision="highest")
+            derivatives.append(through_carry + layout.columns(j, push_parameter))
+        next_state = OnlineState(jax.tree.unflatten(of_carry, new), derivatives)
+        return loss, jax.tree.unflatten(of_params, gradients), next_state
 
 
 @dataclass(frozen=True)
@@ -172,26 +188,27 @@ class _GroupLayout:
 
     group: Blocks
     dense: Blocks | None
-    params: tuple[Any, ...]
+    params: tuple[jax.ShapeDtypeStruct, ...]
     own: tuple[dict[int, int], ...]
     counts: tuple[int, ...]
 
     @staticmethod
-    def of(learner: OnlineGradient, params: Any, carry: Any, x: Any) -> _GroupLayout:
-        p, leaves = [jax.tree.leaves(tree) for tree in (params, carry)]
+    def of(learner: OnlineGradient, params: Tree, carry: Tree, x: Tree) -> _GroupLayout:
+        leaves = jax.tree.leaves(carry)
+        n_params = len(jax.tree.leaves(params))
         closed = jax.make_jaxpr(lambda p, c, x: learner.step(p, c, x)[0])(params, carry, x)
         why = why_no_jacobian(closed, leaves)
-        if why is None and not all(jnp.issubdtype(jnp.result_type(v), jnp.floating) for v in p):
+        dtypes = map(jnp.result_type, jax.tree.leaves(params))
+        if why is None and not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
             why = "a parameter is not a floating-point array; close over it, or put it into x"
         if why is not None:
             raise ScanError(f"online_gradient: this step has no exact gradient here ({why})")
         program = jaxprs.inlined(closed, jaxprs.LOWERED_CALLS)
-        first = len(p)
-        old = program.invars[first : first + len(leaves)]
-        of_carry = reads_of(program, old)
-        group = block_of(tuple(range(len(old))), [tuple(v.aval.shape) for v in old], of_carry)
+        old = program.invars[n_params : n_params + len(leaves)]
+        shapes = [tuple(v.aval.shape) for v in old]
+        group = block_of(tuple(range(len(old))), shapes, reads_of(program, old))
         dense = None
-        if group.block > max(_MOST, len(leaves)):
+        if group.block > max(MAX_BLOCK, len(leaves)):
             if learner.approximate is None:
                 eqn = _not_followed(program, old)
                 if eqn is not None:
@@ -202,7 +219,7 @@ class _GroupLayout:
                     )
                 raise ScanError(
                     f"online_gradient: an element of the carry reads {group.block} elements of the carry before, so exact "
-                    f"derivatives would need {group.block} x {group.block} blocks (at most {_MOST} are exact); use "
+                    f"derivatives would need {group.block} x {group.block} blocks (at most {MAX_BLOCK} are exact); use "
                     "recurrent weights that are diagonal or in small blocks, or give approximate='diagonal'"
                 )
             if len(set(group.shapes)) > 1:
@@ -211,56 +228,55 @@ class _GroupLayout:
                 )
             dense = group
             group = Blocks(group.carries, group.shapes, tuple(range(len(group.shapes[0]))))
-        reads = reads_of(program, program.invars[:first])
-        types = tuple(v.aval for v in program.invars[:first])
-        own = tuple(
-            _own(aval.shape, [axes[j] for axes in reads if j in axes], group)
-            for j, aval in enumerate(types)
-        )
-        counts = tuple(
-            math.prod(n for k, n in enumerate(jnp.shape(v)) if k not in own[j])
-            if any(j in axes for axes in reads)
-            else 0
-            for j, v in enumerate(p)
-        )
-        return _GroupLayout(group, dense, types, own, counts)
 
-    def columns(self, j: int, push: Callable) -> jax.Array:
+        # How each parameter's derivative is laid out.
+        reads = reads_of(program, program.invars[:n_params])
+        types = tuple(v.aval for v in program.invars[:n_params])
+        own = []
+        counts = []
+        for j, aval in enumerate(types):
+            axes_read = [axes[j] for axes in reads if j in axes]
+            own_axes = _own(aval.shape, axes_read, group)
+            own.append(own_axes)
+            sizes = [n for k, n in enumerate(aval.shape) if k not in own_axes]
+            counts.append(math.prod(sizes) if axes_read else 0)
+        return _GroupLayout(group, dense, types, tuple(own), tuple(counts))
+
+    def columns(self, j: int, push: Push) -> Array:
         """Returns the derivatives of a step with respect to a parameter, [A, M, C]. `push` takes a tangent of it."""
         count = self.counts[j]
         aval = self.params[j]
         if not count:
             return jnp.zeros((*self.group.batch, self.group.block, 0), jnp.float32)
-        units = jnp.eye(count, dtype=aval.dtype).reshape(
-            count, *(1 if k in self.own[j] else n for k, n in enumerate(aval.shape))
-        )
+        shape = [1 if k in self.own[j] else n for k, n in enumerate(aval.shape)]
+        units = jnp.eye(count, dtype=aval.dtype).reshape(count, *shape)
         derivatives = jax.vmap(push)(jnp.broadcast_to(units, (count, *aval.shape)))
         return jnp.moveaxis(self.group.join(derivatives, 1), 0, -1)
 
-    def pulled(self, j: int, of_carry: Sequence[Any], s: jax.Array) -> jax.Array:
+    def pulled(self, j: int, to_carry: Sequence[Array], s: Array) -> Array:
         """Returns the gradient with respect to a parameter from that with respect to the carry."""
         aval = self.params[j]
         own = self.own[j]
         if not self.counts[j]:
             return jnp.zeros(aval.shape, aval.dtype)
-        each = jnp.sum(self.group.join(of_carry)[..., None] * s, axis=-2)  # [A, C]
-        summed_positions = [
-            place for place, axis in enumerate(self.group.aligned) if axis not in own.values()
-        ]
-        each = jnp.sum(each, axis=tuple(summed_positions))
-        remaining_axes = [axis for axis in self.group.aligned if axis in own.values()]
-        axes = {
-            k: remaining_axes.index(axis) for k, axis in own.items()
-        }  # axis of the parameter -> axis of `each`
-        apart = [k for k in range(len(aval.shape)) if k not in own]
-        each = each.reshape(*each.shape[:-1], *(aval.shape[k] for k in apart))
-        order = [
-            axes[k] if k in axes else len(remaining_axes) + apart.index(k)
-            for k in range(len(aval.shape))
-        ]
-        return jnp.transpose(each, order)
+        gradient = jnp.sum(self.group.join(to_carry)[..., None] * s, axis=-2)  # [A, C]
 
-    def jacobian(self, push: Callable, carry: Sequence[Any]) -> jax.Array:
+        # Sum over batch axes that the parameter has not: its own remain.
+        remaining_axes = [axis for axis in self.group.aligned if axis in own.values()]
+        summed = [k for k, axis in enumerate(self.group.aligned) if axis not in remaining_axes]
+        gradient = jnp.sum(gradient, axis=tuple(summed))
+
+        # From [own axes, C] to the parameter's order.
+        order = {k: remaining_axes.index(axis) for k, axis in own.items()}
+        shape = list(gradient.shape[:-1])
+        for k, size in enumerate(aval.shape):
+            if k not in own:
+                order[k] = len(shape)
+                shape.append(size)
+        axes = [order[k] for k in range(len(aval.shape))]
+        return jnp.transpose(gradient.reshape(shape), axes)
+
+    def jacobian(self, push: Push, carry: Sequence[Array]) -> Array:
         """Returns the blocks [A, M, M] of the Jacobian, or the diagonals of what is dense."""
         if self.dense is None:
             return self.group.jacobian(push, carry)
@@ -268,24 +284,26 @@ class _GroupLayout:
         count = len(carry)
         each = source.sizes[0]
 
-        def same_element(k: Any) -> jax.Array:
+        def same_element(k):
             """The derivatives of element e of every carry with respect to element e of one, [A, K]."""
             column = source.join(push(source.basis(k, carry))).reshape(*source.batch, count, each)
             return jax.lax.dynamic_index_in_dim(column, k % each, -1, keepdims=False)
 
         diagonals = jax.lax.map(same_element, jnp.arange(source.block))  # [K E, A, K]
         one = Blocks((0,), source.shapes[:1], source.aligned)
-        diagonals = jnp.moveaxis(
-            diagonals.reshape(count, each, *diagonals.shape[1:]), 1, -1
-        )  # [K, A, K, E]
+        diagonals = diagonals.reshape(count, each, *diagonals.shape[1:])
+        diagonals = jnp.moveaxis(diagonals, 1, -1)  # [K, A, K, E]
         diagonals = jnp.moveaxis(diagonals, -2, 1)  # [from, to, A, E]
-        spread = jax.vmap(jax.vmap(lambda v: one.part(v)[0]))(
-            diagonals
-        )  # [from, to, shape of the carry]
-        return jnp.moveaxis(spread, (1, 0), (-2, -1))
+
+        def in_shape(vectors):
+            (leaf,) = one.part(vectors)
+            return leaf
+
+        diagonals = jax.vmap(jax.vmap(in_shape))(diagonals)  # [from, to, shape of the carry]
+        return jnp.moveaxis(diagonals, (1, 0), (-2, -1))
 
 
-def _not_followed(program: jaxprs.Program, old: Sequence[Any]) -> Any | None:
+def _not_followed(program: jaxprs.Program, old: Sequence[jaxprs.Var]) -> jaxprs.Eqn | None:
     """Returns the first equation of the carry through which elements are not followed, such as a branch; or None."""
     on_carry = jaxprs.depends(program.eqns, old)
     for eqn in program.eqns:
@@ -299,8 +317,10 @@ def _own(shape: Sequence[int], reads: Sequence[AlignedAxes], group: Blocks) -> d
     """Returns the axes of a parameter that are aligned with a batch axis of the group, the same one for every carry."""
     aligned = {}
     for k in range(len(shape)):
-        to = {axes[k] for axes in reads}
-        (axis,) = to if len(to) == 1 else (None,)
+        axes_read = {axes[k] for axes in reads}
+        if len(axes_read) != 1:
+            continue
+        (axis,) = axes_read
         if axis is not None and axis in group.aligned and group.shapes[0][axis] == shape[k]:
             aligned[k] = axis
     return aligned if len(set(aligned.values())) == len(aligned) else {}

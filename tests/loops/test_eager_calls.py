@@ -18,7 +18,7 @@ from jax.experimental import hijax
 import jrnn
 from jrnn.errors import ScanError
 from jrnn.loops import Newton, scan
-from jrnn.loops.wrappers import programs
+from jrnn.loops.wrappers import compiled_calls
 
 T, N, H = 6, 3, 4
 XS = jnp.sin(jnp.arange(T * N * H, dtype=jnp.float32)).reshape(T, N, H)
@@ -222,10 +222,10 @@ def test_a_program_is_freed_with_its_step_and_with_the_condition(transform):
 
 def test_clear_caches_frees_the_programs():
     scan(step, H0, XS, lengths=LENGTHS)
-    assert len(programs._compiled)
+    assert len(compiled_calls._compiled)
     jax.clear_caches()
     gc.collect()
-    assert not len(programs._compiled)
+    assert not len(compiled_calls._compiled)
 
 
 def test_steps_that_cannot_be_keys_run():

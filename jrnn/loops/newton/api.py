@@ -17,8 +17,8 @@ from jrnn.loops.ir import FlatScan, StepFn, Tree, derived, observers, tag
 from jrnn.loops.newton.options import Newton, ScanStatistics, options_of
 from jrnn.loops.newton.solver import run
 from jrnn.loops.wrappers.branches import any_under_vmap
+from jrnn.loops.wrappers.compiled_calls import compiled_once
 from jrnn.loops.wrappers.masking import checked_masks, masked
-from jrnn.loops.wrappers.programs import compiled_once
 
 _VALIDATED_STEPS = 3  # derivatives are compared with the loop's for this number of steps
 

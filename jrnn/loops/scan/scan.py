@@ -2,7 +2,7 @@
 
 `scan` checks its options. Then seven functions follow each other, each of which calls the next one by its name:
 
-1. `_scan`: a call outside of `jax.jit` is compiled once (`wrappers/programs.py`);
+1. `_scan`: a call outside of `jax.jit` is compiled once (`wrappers/compiled_calls.py`);
 2. `_scan_masked`: `lengths`, `resets` and `mask` become a part of the step (`wrappers/masking.py`);
 3. `_scan_over_devices`: with `axis_name`, each device of a mesh runs its segment of time (`segments/`);
 4. `_scan_at_once`: the executor "newton" solves all steps at once (`newton/`);
@@ -34,7 +34,7 @@ from jrnn.loops.install import check
 from jrnn.loops.ir import Options, Tag, observers, scan_in_pieces, tag, traced_loops
 from jrnn.loops.newton import Newton
 from jrnn.loops.scan import executors
-from jrnn.loops.wrappers import early_exit, programs, tracing
+from jrnn.loops.wrappers import compiled_calls, early_exit, tracing
 from jrnn.loops.wrappers import recompute as recomputation
 from jrnn.loops.wrappers.masking import checked_masks, checked_reset_state, masked
 from jrnn.loops.wrappers.recompute import Recompute
@@ -235,12 +235,12 @@ def _scan(call: ScanCall) -> Results:
         recompute=recomputation.hashable(call.recompute),
     )
     arrays = (call.init, call.xs, masks, call.reset_state, guess)
-    results: Results = programs.compiled_once(_scan_parts, functions, options, arrays)
+    results: Results = compiled_calls.compiled_once(_scan_parts, functions, options, arrays)
     return results
 
 
 def _scan_parts(functions: Sequence[Callable[..., Any]], options: ScanCall, arrays: Any) -> Results:
-    """Runs a call from its functions, options and arrays, as which `programs` compiles it."""
+    """Runs a call from its functions, options and arrays, as `compiled_once` compiles it."""
     init, xs, (lengths, resets, mask), reset_state, guess = arrays
     call = options._replace(
         step=functions[0],

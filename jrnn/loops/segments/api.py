@@ -4,36 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import ClosedJaxpr
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.jaxprs import primitives
+from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.jaxprs.jax_internals import is_traced, named_axis
 from jrnn.jaxprs.mesh_axes import cast, like, varying_axes
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.affine.carries import CarryStage
-from jrnn.loops.ir import FlatScan, Loop, ScanParams, derived, observers, tag
+from jrnn.loops.ir import FlatScan, Loop, ScanParams, StepFn, Tree, derived, observers, tag
 from jrnn.loops.segments.shard import TimeShard, Values
-from jrnn.loops.segments.starts import Segment, Solver, end_of_stage, stages
+from jrnn.loops.segments.starts import RunScan, Segment, Solver, end_of_stage, stages
 
-_COMPARED = 4  # steps for which the summary of a segment is compared with the loop
+_VALIDATED_STEPS = 4  # the summary of a segment is compared with the loop for this number of steps
 
 
 def scan(
-    run: Callable[..., Any],
-    f: Callable,
-    init: Any,
-    xs: Any,
-    length: Any,
+    run: RunScan,
+    f: StepFn,
+    init: Tree,
+    xs: Tree,
+    length: int | None,
     shard: TimeShard,
     strict: bool,
-) -> tuple[Any, Any]:
+) -> tuple[Tree, Tree]:
     """Runs a scan whose time axis is divided among devices.
 
     Args:
@@ -49,7 +49,7 @@ def scan(
     n_carry = len(flat.init)
     communicates = _communicates(closed, shard)
     loop, consts = _loop(closed, n_carry, flat.length, shard)
-    in_order = stages(*_analyzed(closed, n_carry, flat.length, shard.reverse), shard.count)
+    in_order = _stages(closed, n_carry, flat.length, shard)
     if tag.verified.value:
         in_order = _verified(in_order, closed, n_carry, shard)
     _note_stages(in_order, shard, strict)
@@ -61,75 +61,84 @@ def scan(
 
 
 def _solved(segment: Segment, solver: Solver) -> Callable[..., tuple[Values, Values]]:
-    """Returns the last carry and the outputs of a device as a function of constants, the first carry and inputs."""
+    """Returns the last carry and the outputs of a device as a function of constants, the first carry and inputs.
+
+    Its derivative linearizes the segment at its start, and solves for the tangents of the starts of all devices.
+    """
 
     @jax.custom_jvp
     def solved(consts: Values, init: Values, xs: Values) -> tuple[Values, Values]:
-        return segment.whole(consts, solver.starts(consts, init, xs)[0], xs)
+        start, _, _ = solver.starts(consts, init, xs)
+        return segment.whole(consts, start, xs)
 
-    def rule(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    def rule(
+        primals: tuple[Values, Values, Values], tangents: tuple[Values, Values, Values]
+    ) -> tuple[tuple[Values, Values], tuple[Values, Values]]:
         consts, init, xs = primals
-        start, matrices, good = solver.starts(consts, init, xs)
+        const_tangents, init_tangents, x_tangents = tangents
+        start, matrices, is_finite = solver.starts(consts, init, xs)
+
+        # What has a tangent: some of the arguments, and the carries of floating-point numbers.
         arguments = [*consts, *xs]
-        moved = [*tangents[0], *tangents[2]]
-        moves = [
-            i
-            for i, (v, t) in enumerate(zip(arguments, moved))
-            if is_smooth(v) and not isinstance(t, SymbolicZero)
-        ]
+        varied = []
+        varied_tangents = []
+        for i, tangent in enumerate([*const_tangents, *x_tangents]):
+            if is_smooth(arguments[i]) and not isinstance(tangent, SymbolicZero):
+                varied.append(i)
+                varied_tangents.append(tangent)
         smooth = [i for i, v in enumerate(start) if is_smooth(v)]
 
-        def at(start_of: Values, inputs: Values) -> Any:
-            values = jaxprs.replaced(arguments, moves, inputs)
-            return segment.whole(
-                values[: len(consts)],
-                jaxprs.replaced(start, smooth, start_of),
-                values[len(consts) :],
-            )
+        def whole(smooth_start, varied_values):
+            values = jaxprs.replaced(arguments, varied, varied_values)
+            replaced_start = jaxprs.replaced(start, smooth, smooth_start)
+            return segment.whole(values[: len(consts)], replaced_start, values[len(consts) :])
 
-        results, push = jax.linearize(at, [start[i] for i in smooth], [arguments[i] for i in moves])
-        inputs = [moved[i] for i in moves]
+        results, push = jax.linearize(
+            whole, [start[i] for i in smooth], [arguments[i] for i in varied]
+        )
 
-        def pushed(tangent: dict[int, Any]) -> dict[int, Any]:
-            ends = push([tangent[i] for i in smooth], inputs)[0]
+        def push_start(tangent):
+            ends, _ = push(list(tangent.values()), varied_tangents)
             return {i: ends[i] for i in smooth}
 
-        of_init = [
-            jnp.zeros_like(v) if isinstance(t, SymbolicZero) else t
-            for v, t in zip(start, tangents[1])
-        ]
-        first = {i: like(of_init[i], start[i]) for i in smooth}
-        of_start = solver.tangents(first, matrices, good, pushed)
-        outs = push([of_start[i] for i in smooth], inputs)
-        zeros = jax.tree.map(lambda v: SymbolicZero(jax.typeof(v).to_tangent_aval()), results)
-        return results, jax.tree.map(
-            lambda v, zero, t: t if is_smooth(v) else zero, results, zeros, outs
-        )
+        first = {}
+        for i in smooth:
+            tangent = init_tangents[i]
+            if isinstance(tangent, SymbolicZero):
+                tangent = jnp.zeros_like(start[i])
+            first[i] = like(tangent, start[i])
+        start_tangents = solver.tangents(first, matrices, is_finite, push_start)
+        outs = push([start_tangents[i] for i in smooth], varied_tangents)
+
+        def tangent_or_zero(result, tangent):
+            zero = SymbolicZero(jax.typeof(result).to_tangent_aval())
+            return tangent if is_smooth(result) else zero
+
+        return results, jax.tree.map(tangent_or_zero, results, outs)
 
     solved.defjvp(rule, symbolic_zeros=True)
     return solved
 
 
-def _typed(f: Callable) -> Callable:
+def _typed(f: StepFn) -> StepFn:
     """Returns the step with new carries that vary over the axes over which the old ones do."""
 
-    def step(carry: Any, x: Any) -> Any:
+    def step(carry: Tree, x: Tree) -> tuple[Tree, Tree]:
         out = f(carry, x)
-        if not (
-            isinstance(out, tuple)
-            and len(out) == 2
-            and jax.tree.structure(out[0]) == jax.tree.structure(carry)
-        ):
+        if not isinstance(out, tuple) or len(out) != 2:
             return out  # `jax.lax.scan` reports it
-        return jax.tree.map(lambda new, old: like(new, old), out[0], carry), out[1]
+        new, y = out
+        if jax.tree.structure(new) != jax.tree.structure(carry):
+            return out
+        return jax.tree.map(like, new, carry), y
 
     return step
 
 
-def _communicates(closed: Any, shard: TimeShard) -> bool:
+def _communicates(closed: ClosedJaxpr, shard: TimeShard) -> bool:
     """Returns whether the step has collectives. Raises a ScanError if it may not run on one device alone, or twice."""
     effects = closed.jaxpr.effects
-    named = {named_axis(e) for e in effects} - {None}
+    named = set(map(named_axis, effects)) - {None}
     if named.intersection(shard.axis if isinstance(shard.axis, tuple) else (shard.axis,)):
         raise ScanError(
             f"scan: the step has a collective over {shard.axis!r}, the axis of time; a step is on one device"
@@ -143,14 +152,16 @@ def _communicates(closed: Any, shard: TimeShard) -> bool:
     return bool(named)
 
 
-def _analyzed(closed: Any, n_carry: int, steps: Any, reverse: bool) -> tuple[Loop, dict[Any, Any]]:
-    """Returns the loop to read stages off, with calls and checkpoints inlined, and the values of its known constants."""
+def _stages(closed: ClosedJaxpr, n_carry: int, steps: int, shard: TimeShard) -> list[CarryStage]:
+    """Returns the stages of the loop, which are read off its step with calls and checkpoints inlined."""
     program = jaxprs.inlined(closed, jaxprs.CALLS_AND_CHECKPOINTS)
-    loop = ScanParams(closed, 0, n_carry, steps, reverse).loop(program)
-    return loop, {v: c for v, c in zip(program.constvars, program.consts) if not is_traced(c)}
+    loop = ScanParams(closed, 0, n_carry, steps, shard.reverse).loop(program)
+    constants = zip(program.constvars, program.consts)
+    known = {v: value for v, value in constants if not is_traced(value)}
+    return stages(loop, known, shard.count)
 
 
-def _loop(closed: Any, n_carry: int, steps: Any, shard: TimeShard) -> tuple[Loop, Values]:
+def _loop(closed: ClosedJaxpr, n_carry: int, steps: int, shard: TimeShard) -> tuple[Loop, Values]:
     """Returns the loop to run, and the values of its constants.
 
     With `check_vma`, constants that are the same on all devices become varying before the loop. Otherwise JAX sums their
@@ -161,11 +172,11 @@ def _loop(closed: Any, n_carry: int, steps: Any, shard: TimeShard) -> tuple[Loop
         _varying_constant(program, v, c, shard) for v, c in zip(program.constvars, program.consts)
     ]
 
-    def rule(eqn: Any, *arguments: Any) -> Values | None:
-        operands = [
-            jaxprs.value({}, a) if jaxprs.is_literal(a) else v
-            for a, v in zip(eqn.invars, arguments)
-        ]
+    def rule(eqn: Eqn, *arguments: Array) -> Values | None:
+        operands = list(arguments)
+        for i, atom in enumerate(eqn.invars):
+            if jaxprs.is_literal(atom):
+                operands[i] = jaxprs.value({}, atom)
         if eqn.primitive.name == "pvary":
             return [cast(operands[0], eqn.params["axes"])]
         if any(True for _ in jaxprs.sub_jaxprs(eqn)) or primitives.is_kind(eqn, "collective"):
@@ -174,22 +185,20 @@ def _loop(closed: Any, n_carry: int, steps: Any, shard: TimeShard) -> tuple[Loop
         axes = varying_axes(operands)
         return jaxprs.bind(eqn, *(cast(v, axes) for v in operands))
 
-    def step(*args: Any) -> list[Any]:
+    def step(*args: Array) -> Values:
         return replace(program, consts=args[: len(consts)]).run(*args[len(consts) :], rule=rule)
 
-    varying = jaxprs.trace(step, [*map(jax.typeof, consts), *(v.aval for v in program.invars)])
+    avals = [*map(jax.typeof, consts), *(v.aval for v in program.invars)]
+    varying = jaxprs.trace(step, avals)
     loop = ScanParams(closed, len(consts), n_carry, steps, shard.reverse).loop(varying)
     return loop, [*map(jnp.asarray, varying.consts), *consts]
 
 
-def _varying_constant(program: jaxprs.Program, name: Any, value: Any, shard: TimeShard) -> Any:
+def _varying_constant(program: jaxprs.Program, name: Var, value: Array, shard: TimeShard) -> Array:
     """Casts a constant, unless equations with a jaxpr inside read it: the types in that jaxpr are fixed."""
     if not is_smooth(value):
-        return (
-            value
-            if jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.extended)
-            else jnp.asarray(value)
-        )
+        is_extended = jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.extended)
+        return value if is_extended else jnp.asarray(value)
     same = {name}
     for eqn in program.eqns:
         if same.intersection(jaxprs.inputs(eqn)) and eqn.primitive.name != "pvary":
@@ -200,7 +209,7 @@ def _varying_constant(program: jaxprs.Program, name: Any, value: Any, shard: Tim
 
 
 def _verified(
-    in_order: Sequence[CarryStage], closed: Any, n_carry: int, shard: TimeShard
+    in_order: Sequence[CarryStage], closed: ClosedJaxpr, n_carry: int, shard: TimeShard
 ) -> list[CarryStage]:
     """Returns the stages; all are handed from device to device if a summary disagrees with the loop on random numbers."""
 
@@ -208,49 +217,37 @@ def _verified(
         opened = jaxprs.inlined(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS)
         loop = scan.loop(opened)
 
-        def run(
-            f: Callable,
-            init: Any,
-            xs: Any,
-            length: int,
-            linear: bool = False,
-            elementwise: bool = False,
-        ) -> Any:
+        def plain_scan(f, init, xs, length, **options):
             return lax.scan(f, init, xs, length, scan.reverse)
 
-        segment = Segment(loop, run)
-        of_small = stages(loop, dict(zip(opened.constvars, opened.consts)), shard.count)
+        segment = Segment(loop, plain_scan)
+        known = dict(zip(opened.constvars, opened.consts))
+        summed_up = [s for s in stages(loop, known, shard.count) if s.kind != "opaque"]
 
-        def of(
-            consts: Sequence[Any], start: Sequence[Any], xs: Sequence[Any]
-        ) -> tuple[Values, Values]:
+        def run(consts, start, xs):
             consts = [*opened.consts, *consts]
             start = list(start)
             xs = list(xs)
             last, ys = segment.whole(consts, start, xs)
-            for stage in (s for s in of_small if s.kind != "opaque"):
+            for stage in summed_up:
                 first = [start[i] for i in stage.carry]
                 zeros = jaxprs.replaced(start, stage.carry, list(map(jnp.zeros_like, first)))
                 ends = segment.end(stage, consts, zeros, xs)
                 matrices = [segment.matrix(stage, t, consts, start, xs) for t in stage.forms]
-                last = jaxprs.replaced(
-                    last, stage.carry, end_of_stage(stage, matrices, first, ends)
-                )
+                end = end_of_stage(stage, matrices, first, ends)
+                last = jaxprs.replaced(last, stage.carry, end)
             return last, ys
 
-        return of
+        return run
 
-    few = derived.lifted(
-        jaxprs.inlined(closed, jaxprs.CALLS_AND_CHECKPOINTS), n_carry, _COMPARED, shard.reverse
-    )
-    agrees, note = derived.validate(few, f"over {shard.count} devices", summarized)
+    step = jaxprs.inlined(closed, jaxprs.CALLS_AND_CHECKPOINTS)
+    loop = derived.lifted(step, n_carry, _VALIDATED_STEPS, shard.reverse)
+    agrees, note = derived.validate(loop, f"over {shard.count} devices", summarized)
     if note:
         observers.notify(note)
-    return (
-        list(in_order)
-        if agrees
-        else [replace(s, kind="opaque", forms=(), why=note) for s in in_order]
-    )
+    if agrees:
+        return list(in_order)
+    return [replace(stage, kind="opaque", forms=(), why=note) for stage in in_order]
 
 
 def _note_stages(in_order: Sequence[CarryStage], shard: TimeShard, strict: bool) -> None:
@@ -259,16 +256,17 @@ def _note_stages(in_order: Sequence[CarryStage], shard: TimeShard, strict: bool)
     for stage in in_order:
         carries = f"carry {', '.join(map(str, stage.carry))}"
         if stage.kind == "overwritten":
-            notes.append(f"{carries}: sent to the next device")
+            how = "sent to the next device"
         elif stage.kind == "affine":
-            notes.append(
-                f"{carries}: all devices at the same time, summed up by A, {', '.join(map(str, stage.forms))}"
-            )
+            forms = ", ".join(map(str, stage.forms))
+            how = f"all devices at the same time, summed up by A, {forms}"
         else:
-            notes.append(f"{carries}: one device after the other ({stage.why})")
+            how = f"one device after the other ({stage.why})"
+        notes.append(f"{carries}: {how}")
     for note in notes:
         observers.notify(note)
-    if strict and shard.count > 1 and not any(stage.kind == "affine" for stage in in_order):
+    kinds = [stage.kind for stage in in_order]
+    if strict and shard.count > 1 and "affine" not in kinds:
         why = "; ".join(stage.why for stage in in_order if stage.kind == "opaque")
         if why:
             raise ScanError(

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs.mesh_axes import cast, varying_axes
 from jrnn.loops.ir import tag
 
-_GATHERED = 2**20  # bytes of the summaries of all devices up to which every device gets them all
+# Every device gets the summaries of all devices if they have no more bytes together.
+MAX_GATHERED_BYTES = 2**20
 
-Values = list[Any]
+Values = list[Array]
+AxisNames = str | tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -33,19 +34,20 @@ class TimeShard:
         reverse: whether the last device's segment runs first.
     """
 
-    axis: Any
+    axis: AxisNames
     count: int
     reverse: bool
 
     @property
-    def position(self) -> Any:
+    def position(self) -> Array:
         """The number of this device's segment, in the order in which they run."""
         # Not kept: a rule for derivatives is traced later, and may not use old tracers.
         index = lax.axis_index(self.axis)
         return self.count - 1 - index if self.reverse else index
 
     @staticmethod
-    def here(axis: Any, reverse: bool) -> TimeShard:
+    def here(axis: AxisNames, reverse: bool) -> TimeShard:
+        """Returns where this device's segment stands; raises a ScanError if there is no such axis."""
         try:
             if not isinstance(axis, (str, tuple)):  # JAX takes an integer for a position
                 raise NameError
@@ -54,13 +56,15 @@ class TimeShard:
             rule = "is no axis here; call scan inside of jax.shard_map, over a mesh with this axis"
             raise ScanError(f"scan: axis_name={axis!r:.80} {rule}") from None
 
-    def lengths(self, lengths: Any, steps: int) -> Any:
+    def lengths(self, lengths: Array | None, steps: int) -> Array | None:
         """Returns the lengths within this device's segment, from those of whole sequences."""
-        index = lax.axis_index(self.axis)
-        return None if lengths is None else jnp.clip(jnp.asarray(lengths) - index * steps, 0, steps)
+        if lengths is None:
+            return None
+        first_step = lax.axis_index(self.axis) * steps
+        return jnp.clip(jnp.asarray(lengths) - first_step, 0, steps)
 
     @property
-    def _axes(self) -> Any:
+    def _axes(self) -> frozenset[str]:
         return varying_axes(lax.axis_index(self.axis))
 
     @property
@@ -68,33 +72,38 @@ class TimeShard:
         """Whether types say over which axes values vary: inside `jax.shard_map` with `check_vma`."""
         return bool(self._axes)
 
-    def varying(self, value: Any) -> Any:
+    def varying(self, value: Array) -> Array:
         """Returns a value typed as one that differs from device to device."""
         return cast(value, self._axes)
 
     def sent_to_next(self, values: Values) -> Values:
-        """Sends values to the device of the next segment. The first gets those of the last, which do not count."""
-        pairs = [(d, (d + 1) % self.count) for d in range(self.count)]
-        pairs = [(b, a) for a, b in pairs] if self.reverse else pairs
-        return [_sent(v, lambda x: lax.ppermute(x, self.axis, pairs)) for v in values]
+        """Sends values to the device of the next segment. The first one gets the last one's, which do not count."""
+        step = -1 if self.reverse else 1
+        pairs = [(d, (d + step) % self.count) for d in range(self.count)]
+
+        def send(value):
+            return lax.ppermute(value, self.axis, pairs)
+
+        return [_sent(value, send) for value in values]
 
     def from_last(self, values: Values) -> Values:
         """Returns the values of the last segment's device on every device."""
-        last = self.position == self.count - 1
-        return [
-            _sent(v, lambda x: lax.psum(jnp.where(last, x, jnp.zeros_like(x)), self.axis))
-            for v in values
-        ]
+        is_last = self.position == self.count - 1
 
-    def at(self, position: Any, values: Values, otherwise: Values) -> Values:
+        def send(value):
+            return lax.psum(jnp.where(is_last, value, jnp.zeros_like(value)), self.axis)
+
+        return [_sent(value, send) for value in values]
+
+    def at(self, position: Array | int, values: Values, otherwise: Values) -> Values:
         """Returns values on the device at a position, and others elsewhere."""
         return [jnp.where(self.position == position, a, b) for a, b in zip(values, otherwise)]
 
-    def everywhere(self, good: Any) -> Any:
+    def everywhere(self, condition: Array) -> Array:
         """Returns True on every device of the mesh if a condition holds on all of them."""
         axes = self.axis if isinstance(self.axis, tuple) else (self.axis,)
         others = [a for a in jax.sharding.get_abstract_mesh().manual_axes if a not in axes]
-        return lax.psum(jnp.where(good, 0, 1), (*axes, *others)) == 0
+        return lax.psum(jnp.where(condition, 0, 1), (*axes, *others)) == 0
 
     def one_after_another(
         self, first: Values, end: Callable[[Values], Values], alone: bool
@@ -107,7 +116,7 @@ class TimeShard:
             alone: only the device whose turn it is computes; otherwise all do, and one result counts.
         """
 
-        def turn(start: Values, number: Any) -> tuple[Values, None]:
+        def turn(start, number):
             if alone:
                 end_of_turn = lax.cond(self.position == number - 1, end, list, start)
             else:
@@ -115,10 +124,15 @@ class TimeShard:
             return self.at(number, self.sent_to_next(end_of_turn), start), None
 
         with tag.untagged():
-            return lax.scan(turn, list(first), jnp.arange(1, self.count))[0]
+            start, _ = lax.scan(turn, list(first), jnp.arange(1, self.count))
+        return start
 
     def affine_starts(
-        self, first: Values, a: Any, b: Values, apply: Callable[[Any, Values, Values], Values]
+        self,
+        first: Values,
+        a: Values,
+        b: Values,
+        apply: Callable[[Values, Values, Values], Values],
     ) -> Values:
         """Returns the starts of affine segments.
 
@@ -127,25 +141,28 @@ class TimeShard:
             a, b: the summaries of this device's segment.
             apply: `(a, start, b) -> end`.
         """
-        if sum(map(jaxprs.nbytes, jax.tree.leaves((a, b)))) * self.count > _GATHERED:
+        summary_bytes = sum(map(jaxprs.nbytes, jax.tree.leaves((a, b))))
+        if summary_bytes * self.count > MAX_GATHERED_BYTES:
             return self.one_after_another(first, lambda start: apply(a, start, b), alone=False)
 
-        def gathered(x: Any) -> Any:
-            stack = lax.all_gather(x, self.axis)
-            return stack[::-1] if self.reverse else stack
+        def gathered(x):
+            stacked = lax.all_gather(x, self.axis)
+            return stacked[::-1] if self.reverse else stacked
 
-        def step(start: Values, summary: Any) -> tuple[Values, Values]:
-            return apply(summary[0], start, summary[1]), start
+        def step(start, summary):
+            a, b = summary
+            return apply(a, start, b), start
 
         with tag.untagged():
-            starts = lax.scan(step, list(first), jax.tree.map(gathered, (a, b)))[1]
+            _, starts = lax.scan(step, list(first), jax.tree.map(gathered, (a, b)))
         return [lax.dynamic_index_in_dim(s, self.position, keepdims=False) for s in starts]
 
 
-def _sent(value: Any, send: Callable[[Any], Any]) -> Any:
+def _sent(value: Array, send: Callable[[Array], Array]) -> Array:
     """Sends an array of any dtype."""
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(
-            send(jax.random.key_data(value)), impl=jax.random.key_impl(value)
-        )
-    return send(value.astype(jnp.int8)).astype(bool) if value.dtype == bool else send(value)
+        data = send(jax.random.key_data(value))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+    if value.dtype == bool:
+        return send(value.astype(jnp.int8)).astype(bool)
+    return send(value)

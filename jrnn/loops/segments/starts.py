@@ -5,15 +5,16 @@ Shapes: D devices, T steps of a segment, K the axis of S that the step contracts
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Env
 from jrnn.jaxprs.mesh_axes import like
 from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks
@@ -26,10 +27,17 @@ from jrnn.loops.affine.carries import (
     part_of,
 )
 from jrnn.loops.affine.matrix import matrix_form
-from jrnn.loops.ir import Loop, Unsupported, observers
+from jrnn.loops.ir import Loop, Tree, Unsupported, observers
 from jrnn.loops.segments.shard import TimeShard, Values
 
-_RUNS = 4  # runs of a basis that are worth it for any number of devices
+MIN_RUNS = 4  # this number of runs of a basis is worth it for any number of devices
+
+# `(step, carry, xs, length, linear=, elementwise=) -> (carry, ys)`
+RunScan = Callable[..., tuple[Tree, Tree]]
+# The tangents of carries, by position.
+Tangents = dict[int, Array]
+# What sums up the affine carries of a stage: A of each group.
+Matrices = list[Array]
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class Segment:
     """
 
     loop: Loop
-    run: Callable[..., Any]
+    run: RunScan
 
     def whole(self, consts: Values, start: Values, xs: Values) -> tuple[Values, Values]:
         """Returns the last carry and the outputs."""
@@ -51,62 +59,70 @@ class Segment:
 
     def end(self, stage: CarryStage, consts: Values, start: Values, xs: Values) -> Values:
         """Returns the last carries of a stage."""
-        ends = dict(zip(stage.reads, self._of(stage.reads, (), consts, start, xs)[0]))
+        last, _ = self._of(stage.reads, (), consts, start, xs)
+        ends = dict(zip(stage.reads, last))
         return [ends[i] for i in stage.carry]
 
     def _of(
-        self, carry: Sequence[int], ys: Sequence[Any], consts: Values, start: Values, xs: Values
-    ) -> Any:
-        step, stacks = self._part(carry, ys, consts, start, xs)
-        return self.run(step, [start[i] for i in carry], stacks, self.loop.length)
+        self, carry: Sequence[int], ys: Sequence[Atom], consts: Values, start: Values, xs: Values
+    ) -> tuple[Values, Values]:
+        """Runs the part of the loop that makes some of the carries and outputs."""
+        step, inputs = self._part(carry, ys, consts, start, xs)
+        return self.run(step, [start[i] for i in carry], inputs, self.loop.length)
 
     def _part(
-        self, carry: Sequence[int], ys: Sequence[Any], consts: Values, start: Values, xs: Values
+        self, carry: Sequence[int], ys: Sequence[Atom], consts: Values, start: Values, xs: Values
     ) -> tuple[Callable[[Values, Values], tuple[Values, Values]], Values]:
         """Returns the step of some of the carries and outputs, and the inputs that it reads."""
         loop = self.loop
-        stacks = dict(zip(self.loop.xs, xs))
-        known = dict(
-            zip((*loop.consts, *loop.carry), (*consts, *start))
-        )  # a checkpoint may read carries in vain
-        part = part_of(loop, carry, ys, known, stacks)
+        inputs = dict(zip(loop.xs, xs))
+        known = dict(zip(loop.consts, consts))
+        known.update(zip(loop.carry, start))  # a checkpoint may read carries in vain
+        part = part_of(loop, carry, ys, known, inputs)
         fixed = [known[v] for v in part.consts]
 
         def step(old: Values, x: Values) -> tuple[Values, Values]:
             outs = part.step(*fixed, *old, *x)
             return [like(new, v) for new, v in zip(outs, old)], outs[len(old) :]
 
-        return step, [stacks[v] for v in part.xs]
+        return step, [inputs[v] for v in part.xs]
 
     def matrix(
         self, stage: CarryStage, transition: Blocks, consts: Values, start: Values, xs: Values
-    ) -> Any:
-        """Returns A of a group of carries."""
-        mine = transition.carries
-        count = len(transition.carries)
+    ) -> Array:
+        """Returns A of a group of carries: the linear part of the step, applied to a basis at every step."""
+        group = transition.carries
+        count = len(group)
         others = [i for i in stage.reads if i not in stage.carry]
-        states = [start[i] for i in mine]
-        part, stacks = self._part([*mine, *others], (), consts, start, xs)
+        states = [start[i] for i in group]
+        part, inputs = self._part([*group, *others], (), consts, start, xs)
 
-        def step(old: Any, x: Values) -> tuple[Any, None]:
-            rest, columns = old
+        def step(carried, x):
+            rest, columns = carried
             zeros = list(map(jnp.zeros_like, states))
 
-            def linear(column: Values) -> Values:
-                return jax.jvp(
-                    lambda state: part([*state, *rest], x)[0][:count], (zeros,), (column,)
-                )[1]
+            def new(state):
+                carry, _ = part([*state, *rest], x)
+                return carry
 
-            return (part([*zeros, *rest], x)[0][count:], [linear(c) for c in columns]), None
+            def linear(column):
+                _, tangents = jax.jvp(lambda state: new(state)[:count], (zeros,), (column,))
+                return tangents
 
-        units = [transition.basis(run, states) for run in range(transition.runs)]
-        basis = [[like(unit, v) for unit, v in zip(column, states)] for column in units]
-        elementwise = transition.block == len(mine) and not others
-        first = [start[i] for i in others], basis
+            return (new(zeros)[count:], list(map(linear, columns))), None
+
+        basis = []
+        for run in range(transition.runs):
+            basis.append(list(map(like, transition.basis(run, states), states)))
         (_, columns), _ = self.run(
-            step, first, stacks, self.loop.length, linear=True, elementwise=elementwise
+            step,
+            ([start[i] for i in others], basis),
+            inputs,
+            self.loop.length,
+            linear=True,
+            elementwise=transition.block == count and not others,
         )
-        return transition.matrix([jnp.stack(each) for each in zip(*columns)])
+        return transition.matrix(list(map(jnp.stack, zip(*columns))))
 
 
 @dataclass(frozen=True)
@@ -127,9 +143,12 @@ class Solver:
 
     @property
     def is_guarded(self) -> bool:
+        """Whether a summary may overflow where the carries do not, so that it is checked."""
         return any(stage.kind == "affine" for stage in self.stages)
 
-    def starts(self, consts: Values, init: Values, xs: Values) -> tuple[Values, list[Any], Any]:
+    def starts(
+        self, consts: Values, init: Values, xs: Values
+    ) -> tuple[Values, list[Matrices], Array | bool]:
         """Returns this device's start, A of each stage, and whether all of it is finite."""
         start = list(init)
         matrices = []
@@ -138,80 +157,80 @@ class Solver:
             a = [self.segment.matrix(stage, t, consts, start, xs) for t in stage.forms]
             matrices.append(a)
 
-            def end(values: Values, stage: CarryStage = stage, start: Values = start) -> Values:
-                return self.segment.end(
-                    stage, consts, jaxprs.replaced(start, stage.carry, values), xs
-                )
+            def end(values, stage=stage, start=start):
+                start = jaxprs.replaced(start, stage.carry, values)
+                return self.segment.end(stage, consts, start, xs)
 
             first = [init[i] for i in stage.carry]
             starts = self._stage(stage, stage.carry, a, first, end, checked, self.alone)
             start = jaxprs.replaced(start, stage.carry, starts)
         if not self.is_guarded:
             return start, matrices, True
-        finite = rounds.all_finite([lax.stop_gradient(v) for v in checked])
-        good = self.shard.everywhere(finite)
+        finite = rounds.all_finite(list(map(lax.stop_gradient, checked)))
+        is_finite = self.shard.everywhere(finite)
 
-        def one_after_another(init: Values) -> Values:
-            return self.shard.one_after_another(
-                init, lambda start: self.segment.whole(consts, start, xs)[0], self.alone
-            )
+        def whole_end(start):
+            last, _ = self.segment.whole(consts, start, xs)
+            return last
 
-        return (
-            lax.cond(
-                good, lambda start, _: start, lambda _, init: one_after_another(init), start, init
-            ),
-            matrices,
-            good,
-        )
+        def in_stages(start, init):
+            return start
+
+        def one_after_another(start, init):
+            return self.shard.one_after_another(init, whole_end, self.alone)
+
+        start = lax.cond(is_finite, in_stages, one_after_another, start, init)
+        return start, matrices, is_finite
 
     def tangents(
-        self, init: dict[int, Any], matrices: list[Any], good: Any, push: Callable
-    ) -> dict[int, Any]:
+        self,
+        init: Tangents,
+        matrices: list[Matrices],
+        is_finite: Array | bool,
+        push: Callable[[Tangents], Tangents],
+    ) -> Tangents:
         """Returns the tangents of the start, by position; only carries of floating-point numbers have one.
 
         Args:
             init: the tangents of the first start.
-            matrices, good: what `starts` returned.
+            matrices, is_finite: what `starts` returned.
             push: from the tangents of this device's start to those of its last carry, for the tangents of the inputs.
         """
 
-        def in_stages(init: dict[int, Any]) -> dict[int, Any]:
+        def in_stages(init):
             start = {i: jnp.zeros_like(v) for i, v in init.items()}
             for stage, a in zip(self.stages, matrices):
                 carry = [i for i in stage.carry if i in init]
+                if not carry:
+                    continue
 
-                def end(values: Values, carry: Values = carry, start: Any = start) -> Values:
+                def end(values, carry=carry, start=start):
                     ends = push({**start, **dict(zip(carry, values))})
                     return [ends[i] for i in carry]
 
-                if carry:
-                    starts = self._stage(
-                        stage, carry, a, [init[i] for i in carry], end, [], alone=False
-                    )
-                    start = {**start, **dict(zip(carry, starts))}
+                first = [init[i] for i in carry]
+                starts = self._stage(stage, carry, a, first, end, [], alone=False)
+                start = {**start, **dict(zip(carry, starts))}
             return start
 
-        def one_after_another(init: dict[int, Any]) -> dict[int, Any]:
-            def end(values: Values) -> Values:
+        def one_after_another(init):
+            def end(values):
                 return list(push(dict(zip(init, values))).values())
 
-            return dict(
-                zip(init, self.shard.one_after_another(list(init.values()), end, alone=False))
-            )
+            starts = self.shard.one_after_another(list(init.values()), end, alone=False)
+            return dict(zip(init, starts))
 
-        return (
-            lax.cond(good, in_stages, one_after_another, init)
-            if self.is_guarded
-            else in_stages(init)
-        )
+        if not self.is_guarded:
+            return in_stages(init)
+        return lax.cond(is_finite, in_stages, one_after_another, init)
 
     def _stage(
         self,
         stage: CarryStage,
         carry: Sequence[int],
-        matrices: Any,
+        matrices: Matrices,
         first: Values,
-        end: Callable,
+        end: Callable[[Values], Values],
         checked: Values,
         alone: bool,
     ) -> Values:
@@ -222,7 +241,7 @@ class Solver:
         if stage.kind == "opaque":
             return shard.one_after_another(first, end, alone)
 
-        def apply(matrices: Any, start: Values, b: Values) -> Values:
+        def apply(matrices, start, b):
             return end_of_stage(stage, matrices, start, b, carry)
 
         b = end(list(map(jnp.zeros_like, first)))
@@ -235,21 +254,23 @@ class Solver:
 
 
 def end_of_stage(
-    stage: CarryStage, matrices: Sequence[Any], start: Values, b: Values, carry: Sequence[int] = ()
+    stage: CarryStage,
+    matrices: Sequence[Array],
+    start: Values,
+    b: Values,
+    carry: Sequence[int] = (),
 ) -> Values:
     """Returns `A start + b` for the carries at these positions, by default all of a stage; b if they are overwritten."""
     carry = carry or stage.carry
     new = dict(zip(carry, b))
     for blocks, a in zip(stage.forms, matrices):
         before = [start[carry.index(i)] for i in blocks.carries]
-        new.update(
-            (i, v.astype(new[i].dtype) + new[i])
-            for i, v in zip(blocks.carries, blocks.applied(a, before))
-        )
+        for i, v in zip(blocks.carries, blocks.applied(a, before)):
+            new[i] = v.astype(new[i].dtype) + new[i]
     return [new[i] for i in carry]
 
 
-def stages(loop: Loop, constants: dict[Any, Any], count: int) -> list[CarryStage]:
+def stages(loop: Loop, constants: Env, count: int) -> list[CarryStage]:
     """Returns the stages of a loop, each after those that it reads.
 
     Args:
@@ -259,20 +280,26 @@ def stages(loop: Loop, constants: dict[Any, Any], count: int) -> list[CarryStage
     """
     schedule = CarrySchedule(loop)
     while schedule.groups:
-        kinds: dict[Kind, dict[Group, Any]] = {"overwritten": {}, "affine": {}, "opaque": {}}
-        for g in schedule.ready:
-            kind, how = _kind(loop, g, schedule, constants, count)
-            kinds[kind][g] = how
-        kind, chosen = next((kind, chosen) for kind, chosen in kinds.items() if chosen)
-        forms = chosen.values() if kind == "affine" else ()
-        why = "; ".join(dict.fromkeys(chosen.values())) if kind == "opaque" else ""
-        schedule.add(kind, sorted(i for g in chosen for i in g), tuple(forms), why)
+        # All groups that can be computed now, of the kind that takes the least: the others wait for them.
+        kinds: dict[Kind, dict[Group, Blocks | str | None]] = {
+            "overwritten": {},
+            "affine": {},
+            "opaque": {},
+        }
+        for group in schedule.ready:
+            kind, how = _kind(loop, group, schedule, constants, count)
+            kinds[kind][group] = how
+        kind = next(filter(kinds.__getitem__, kinds))
+        groups = kinds[kind]
+        forms = tuple(groups.values()) if kind == "affine" else ()
+        why = "; ".join(dict.fromkeys(groups.values())) if kind == "opaque" else ""
+        schedule.add(kind, sorted(itertools.chain.from_iterable(groups)), forms, why)
     return schedule.stages
 
 
 def _kind(
-    loop: Loop, group: Group, schedule: CarrySchedule, constants: dict[Any, Any], count: int
-) -> tuple[Kind, Any]:
+    loop: Loop, group: Group, schedule: CarrySchedule, constants: Env, count: int
+) -> tuple[Kind, Blocks | str | None]:
     """Returns the kind of a group of carries, and its transition or the reason why it is opaque."""
     if schedule.is_overwritten(group):
         return "overwritten", None
@@ -282,17 +309,13 @@ def _kind(
         return "opaque", why.explained()
     except Exception as error:
         return "opaque", observers.report_unexpected(error)
-    if transition.runs > max(_RUNS, count):
-        return (
-            "opaque",
-            f"its transition takes {transition.runs} runs of the loop, and there are {count} devices",
-        )
+    if transition.runs > max(MIN_RUNS, count):
+        why = f"its transition takes {transition.runs} runs of the loop, and there are {count} devices"
+        return "opaque", why
     return "affine", transition
 
 
-def _transition(
-    loop: Loop, group: Group, schedule: CarrySchedule, constants: dict[Any, Any]
-) -> Blocks:
+def _transition(loop: Loop, group: Group, schedule: CarrySchedule, constants: Env) -> Blocks:
     """Returns how A of a group is laid out: one number for each element, or a matrix along the axis that is contracted."""
     shape = loop.carry[group[0]].aval.shape
     axes = tuple(range(len(shape)))
@@ -304,9 +327,5 @@ def _transition(
             raise
     form = matrix_form(loop, group, schedule.known, [], constants)
     same = tuple(axis for axis in form.free if axis not in form.columns)
-    return Blocks(
-        group,
-        (shape,),
-        tuple(d for d in axes if d != form.forms.contracted and d not in same),
-        same,
-    )
+    not_aligned = {form.forms.contracted, *same}
+    return Blocks(group, (shape,), tuple(d for d in axes if d not in not_aligned), same)

@@ -6,9 +6,7 @@ The derivative is that of nested scans with early exit (`wrappers/early_exit.py`
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,23 +15,27 @@ from jax import lax
 from jrnn.errors import ScanError
 from jrnn.files import plain
 from jrnn.jaxprs.jax_internals import is_traced
-from jrnn.loops.ir import promoted
+from jrnn.loops.ir import StepFn, Tree, promoted
 from jrnn.loops.wrappers import early_exit, tracing
 from jrnn.loops.wrappers.branches import any_of_all
-from jrnn.loops.wrappers.programs import compiled_once
+from jrnn.loops.wrappers.compiled_calls import compiled_once
+from jrnn.loops.wrappers.early_exit import Predicate
 
-_BASE = 16  # the number of segments of a segment, and of steps of the shortest
+SEGMENTS = 16  # the number of segments of a segment, and of steps of the shortest
+
+# `state -> state`
+Body = Callable[[Tree], Tree]
 
 
 @tracing.api_boundary
 def while_loop(
-    cond: Callable[[Any], Any],
-    body: Callable[[Any], Any],
-    init: Any,
+    cond: Predicate,
+    body: Body,
+    init: Tree,
     *,
     max_steps: int,
     checkpoints: int | None = None,
-) -> Any:
+) -> Tree:
     """Runs `state = body(state)` while `cond(state)`, at most `max_steps` times, with a reverse-mode gradient.
 
     Without a gradient this is one `jax.lax.while_loop`. Its derivatives, of every order and in both modes, are those of
@@ -69,19 +71,33 @@ def while_loop(
     return compiled_once(_run, [cond, body], (steps, checkpoints), init)
 
 
-def _run(functions: Sequence[Callable], options: tuple[int, int | None], init: Any) -> Any:
-    (cond, body), (steps, checkpoints) = functions, options
-    last = jax.eval_shape(
-        lambda state: lax.while_loop(cond, body, state), init
-    )  # raises JAX's errors
-    bounded = functools.partial(_bounded, steps, checkpoints)
-    state = promoted(init, last)
-    return early_exit.run(
-        cond, lambda state, _: (body(state), None), state, None, None, steps, False, bounded
-    )[0]
+def _run(functions: Sequence[Body], options: tuple[int, int | None], init: Tree) -> Tree:
+    """Runs a call of `while_loop`, from what `compiled_once` passes on."""
+    cond, body = functions
+    steps, checkpoints = options
+
+    def loop(state):
+        return lax.while_loop(cond, body, state)
+
+    def step(state, _):
+        return body(state), None
+
+    last = jax.eval_shape(loop, init)  # raises JAX's errors
+    state, _ = early_exit.run(
+        cond,
+        step,
+        promoted(init, last),
+        xs=None,
+        ys=None,
+        steps=steps,
+        reverse=False,
+        bounded=functools.partial(_bounded, steps, checkpoints),
+    )
+    return state
 
 
-def _count(name: str, value: Any) -> int:
+def _count(name: str, value: object) -> int:
+    """Returns a number of steps; raises a ScanError if it is none."""
     value = value if is_traced(value) else plain(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
         rule = "must be a positive integer below 2^31 that is known when JAX traces"
@@ -90,33 +106,43 @@ def _count(name: str, value: Any) -> int:
 
 
 def _bounded(
-    steps: int, checkpoints: int | None, step: Callable, carried: Any, xs: None
-) -> tuple[Any, None]:
+    steps: int, checkpoints: int | None, step: StepFn, carried: Tree, xs: None
+) -> tuple[Tree, None]:
     """Runs a step of `early_exit.stopping` as nested scans: `steps` steps at most."""
 
-    def counting(counted: Any, _: Any) -> tuple[Any, None]:
+    def counting(counted, _):
         k, carried = counted
         (alive, *rest), _ = step(carried, None)
         return (k + 1, (alive & (k + 1 < steps), *rest)), None
 
-    def segment(size: int, pieces: list[int], counted: Any) -> Any:
-        """Runs `size` steps: a scan, or a scan over segments of the next size in `pieces`."""
-        if not pieces:
+    def skip(counted):
+        return counted
+
+    def segment(size, inner_sizes, counted):
+        """Runs `size` steps: a scan, or a scan over segments of the next size in `inner_sizes`."""
+        if not inner_sizes:
             return lax.scan(counting, counted, None, length=size)[0]
-        inner = jax.checkpoint(functools.partial(segment, pieces[0], pieces[1:]), prevent_cse=False)
+        inner_size, *rest = inner_sizes
+        run_inner = functools.partial(segment, inner_size, rest)
+        inner = jax.checkpoint(run_inner, prevent_cse=False)
 
-        def one(counted: Any, _: Any) -> tuple[Any, None]:
-            return lax.cond(
-                any_of_all(counted[1][0]), inner, lambda counted: counted, counted
-            ), None
+        def inner_segment(counted, _):
+            _, (alive, *_) = counted
+            return lax.cond(any_of_all(alive), inner, skip, counted), None
 
-        return lax.scan(one, counted, None, length=-(-size // pieces[0]))[0]
+        return lax.scan(inner_segment, counted, None, length=-(-size // inner_size))[0]
 
+    _, carried = segment(steps, _segment_sizes(steps, checkpoints), (jnp.int32(0), carried))
+    return carried, None
+
+
+def _segment_sizes(steps: int, checkpoints: int | None) -> list[int]:
+    """Returns the steps of segments, from the outermost to the innermost."""
     if checkpoints is not None:
-        pieces = [-(-steps // min(checkpoints, steps))]
-    else:
-        sizes = itertools.takewhile(
-            lambda size: size < steps, (_BASE**k for k in itertools.count(1))
-        )
-        pieces = list(sizes)[::-1]
-    return segment(steps, pieces, (jnp.int32(0), carried))[1], None
+        return [-(-steps // min(checkpoints, steps))]
+    sizes = []
+    size = SEGMENTS
+    while size < steps:
+        sizes.append(size)
+        size *= SEGMENTS
+    return sizes[::-1]

@@ -144,8 +144,7 @@ def _checked_lengths(lengths: Array, steps: int | None) -> Array:
         )
     lengths = _checked(lengths, "lengths", int, "integers")
     is_known = not any(map(is_traced, jax.tree.leaves(values)))
-    is_here = getattr(values, "is_fully_addressable", True)
-    if isinstance(steps, int) and is_known and is_here:
+    if isinstance(steps, int) and is_known and getattr(values, "is_fully_addressable", True):
         outside = [n for n in np.ravel(values).tolist() if not 0 <= n <= steps]
         if outside:
             raise ScanError(

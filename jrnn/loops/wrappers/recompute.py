@@ -6,7 +6,7 @@ Shapes: T time.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -16,39 +16,33 @@ from jrnn.jaxprs import Eqn, Var, primitives
 
 # None, "contractions", "sqrt", a number of checkpoints, or the names of values.
 Recompute = Literal["contractions", "sqrt"] | int | Collection[str] | None
+_COLLECTIONS = (list, tuple, set, frozenset)
 
 
-def check(recompute: Any) -> None:
+def check(recompute: object) -> None:
     """Raises a ScanError if `recompute` is not a `Recompute`."""
-    if recompute is None or (isinstance(recompute, str) and recompute in ("contractions", "sqrt")):
+    is_integer = isinstance(recompute, (int, np.integer)) and not isinstance(recompute, bool)
+    if recompute is None or (is_integer and recompute >= 1):
         return
-    if (
-        isinstance(recompute, (int, np.integer))
-        and not isinstance(recompute, bool)
-        and recompute >= 1
-    ):
+    if isinstance(recompute, _COLLECTIONS) and all(isinstance(name, str) for name in recompute):
         return
-    if isinstance(recompute, (list, tuple, set, frozenset)) and all(
-        isinstance(n, str) for n in recompute
-    ):
-        return
-    hint = near(recompute, ("contractions", "sqrt")) if isinstance(recompute, str) else ""
+    hint = ""
+    if isinstance(recompute, str):
+        if recompute in ("contractions", "sqrt"):
+            return
+        hint = near(recompute, ("contractions", "sqrt"))
     raise ScanError(
         f"scan: recompute must be None, 'contractions', 'sqrt', a number of checkpoints, or a list of names given "
         f"with jax.ad_checkpoint.checkpoint_name, but is {recompute!r}{hint}"
     )
 
 
-def hashable(recompute: Any) -> Any:
+def hashable(recompute: Recompute) -> Recompute:
     """Returns names as a tuple, and other values as they are."""
-    return (
-        tuple(sorted(recompute))
-        if isinstance(recompute, (list, tuple, set, frozenset))
-        else recompute
-    )
+    return tuple(sorted(recompute)) if isinstance(recompute, _COLLECTIONS) else recompute
 
 
-def check_memory(memory: Any) -> None:
+def check_memory(memory: object) -> None:
     """Raises a ScanError if `memory` is not None or a positive factor."""
     number = isinstance(memory, (int, float)) and not isinstance(memory, bool)
     if memory is not None and not (number and memory > 0):
@@ -59,10 +53,11 @@ def check_memory(memory: Any) -> None:
 
 def check_names(names: Collection[str], eqns: Sequence[Eqn]) -> None:
     """Raises a ScanError if the equations of a step give no value one of the names."""
-    inner = (
-        e for eqn in eqns for jaxpr in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(jaxpr)
-    )
-    known = sorted({e.params["name"] for e in (*eqns, *inner) if e.primitive.name == "name"})
+    known_names = set()
+    for eqn in jaxprs.nested_equations(eqns, jaxprs.sub_jaxprs):
+        if eqn.primitive.name == "name":
+            known_names.add(eqn.params["name"])
+    known = sorted(known_names)
     for name in names:
         if name not in known:
             names_known = f"only {', '.join(map(repr, known))}" if known else "none has a name"
@@ -73,7 +68,7 @@ def check_names(names: Collection[str], eqns: Sequence[Eqn]) -> None:
 
 
 def not_stored(
-    recompute: str | tuple[str, ...] | None, step: Sequence[Any], available: Collection[Var]
+    recompute: str | tuple[str, ...] | None, step: Sequence[Eqn], available: Collection[Var]
 ) -> set[Var]:
     """Returns the values of a step that may not be residuals.
 
@@ -88,13 +83,15 @@ def not_stored(
     if recompute is None:
         return set()
     if recompute == "contractions":
-        return {v for e in step if primitives.is_cheap(e) for v in e.outvars}
-    named = [e for e in step if e.primitive.name == "name" and e.params["name"] in recompute]
-    unstored = {v for e in named for v in (*e.outvars, *jaxprs.inputs(e))}
+        return set(jaxprs.producers(filter(primitives.is_cheap, step)))
+    unstored: set[Var] = set()
+    for eqn in step:
+        if eqn.primitive.name == "name" and eqn.params["name"] in recompute:
+            unstored.update(eqn.outvars, jaxprs.inputs(eqn))
     for eqn in reversed(step):
-        if any(v in unstored for v in eqn.outvars):
+        if not unstored.isdisjoint(eqn.outvars):
             unstored.update(v for v in jaxprs.inputs(eqn) if v not in available)
     for eqn in step:
-        if primitives.is_cheap(eqn) and any(v in unstored for v in jaxprs.inputs(eqn)):
+        if primitives.is_cheap(eqn) and not unstored.isdisjoint(jaxprs.inputs(eqn)):
             unstored.update(v for v in eqn.outvars if v not in available)
     return unstored

@@ -5,21 +5,25 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from jrnn.errors import ScanError
 from jrnn.jaxprs import jax_internals
+from jrnn.loops.ir import StepFn, Tree
+
+Function = Callable[..., Any]
+# XLA metadata, as JAX holds it.
+Metadata = Hashable
 
 
-def api_boundary(fn: Callable) -> Callable:
-    """The function with tracebacks that show the user's frames only, as those of `jax.lax.scan` do."""
+def api_boundary(fn: Function) -> Function:
+    """The function with tracebacks that show the user's frames only, as `jax.lax.scan` has them."""
     return jax_internals.api_boundary(fn, os.path.dirname(os.path.dirname(__file__)))
 
 
-_everywhere: list[
-    Any
-] = []  # the metadata of all threads without tags, then with each tag; the last holds
+# The metadata of all threads without tags, then with each tag; the last one holds.
+_everywhere: list[Metadata] = []
 
 
 def tag_everywhere(metadata: dict[str, str]) -> Callable[[], None]:
@@ -53,16 +57,16 @@ def tag_everywhere(metadata: dict[str, str]) -> Callable[[], None]:
 class _UntaggedStep:
     """A step that is traced with the XLA metadata from before its loop was tagged. It holds the step by a weak reference.
 
-    Those of equal steps are equal, so that JAX finds the trace of one for the other, as it does for the steps themselves.
+    Two of them are equal if their steps are, so that JAX finds the trace of one for the other, as it does for the steps.
     """
 
-    def __init__(self, step: Callable, metadata: Any):
+    def __init__(self, step: StepFn, metadata: Metadata):
         self._step = weakref.ref(step)
         self._metadata = metadata
         self._hash = hash((step, metadata))
 
     @property
-    def __wrapped__(self) -> Callable:
+    def __wrapped__(self) -> StepFn:
         step = self._step()
         assert step is not None, "the caller holds the step"
         return step
@@ -75,17 +79,14 @@ class _UntaggedStep:
             return self is other
         mine = self._step()
         theirs = other._step()
-        return (
-            mine is not None
-            and theirs is not None
-            and self._metadata == other._metadata
-            and bool(mine == theirs)
-        )
+        if mine is None or theirs is None:
+            return False
+        return self._metadata == other._metadata and bool(mine == theirs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)  # JAX's messages show the name of the step
 
-    def __call__(self, carry: Any, x: Any) -> Any:
+    def __call__(self, carry: Tree, x: Tree) -> tuple[Tree, Tree]:
         tagged = jax_internals.swap_thread_metadata(self._metadata)
         try:
             return self.__wrapped__(carry, x)
@@ -96,7 +97,7 @@ class _UntaggedStep:
 class _Identity(weakref.ref):
     """A weak reference that is hashed and compared by the identity of its object: equal steps have their own entries."""
 
-    def __init__(self, step: Callable, forget: Callable | None = None):
+    def __init__(self, step: StepFn, forget: Function | None = None):
         super().__init__(step, forget)
         self._id = id(step)
 
@@ -104,20 +105,20 @@ class _Identity(weakref.ref):
         return self._id
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (
-            self() is not None and isinstance(other, weakref.ref) and self() is other()
-        )
+        if self is other:
+            return True
+        return self() is not None and isinstance(other, weakref.ref) and self() is other()
 
 
-_untagged_steps: dict[_Identity, dict[Any, _UntaggedStep]] = {}
+_untagged_steps: dict[_Identity, dict[Metadata, _UntaggedStep]] = {}
 
 
-def _forget(steps: dict[_Identity, Any], dead_reference: Any) -> None:
+def _forget(steps: dict[_Identity, Any], dead_reference: _Identity) -> None:
     """Is called at exit too, when the names of this module are gone."""
     steps.pop(dead_reference, None)
 
 
-def untagged_step(step: Callable) -> Callable:
+def untagged_step(step: StepFn) -> StepFn:
     """Returns a function that traces `step` without the tag, for a loop that is about to be tagged.
 
     JAX caches traces by function and by context, which includes the tag. Without it, a jitted function is traced once for
