@@ -142,7 +142,7 @@ class Pairs:
 
         from jrnn.loops.ir import observers
 
-        observers.listeners.append(
+        observers.subscribers.append(
             lambda what: isinstance(what, str) or self._count(what, observers.current_place()[0])
         )
         if self.rewrite:

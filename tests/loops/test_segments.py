@@ -117,7 +117,7 @@ def test_products_that_overflow_are_not_used():
 
 
 def test_large_summaries_go_from_device_to_device(monkeypatch):
-    monkeypatch.setattr("jrnn.loops.segments.shard._GATHERED", 0)
+    monkeypatch.setattr("jrnn.loops.segments.shard.MAX_GATHERED_BYTES", 0)
     step, w, first, xs = example("gated_delta", T)
     actual, wanted = (
         jax.jit(functools.partial(run, step))(w, first, xs) for run in (divided, whole)

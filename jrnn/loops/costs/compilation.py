@@ -5,24 +5,25 @@ Shapes: T time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import jax
+from jax import Array
 
 from jrnn import jaxprs
-from jrnn.jaxprs import primitives
+from jrnn.jaxprs import Eqn, primitives
 from jrnn.jaxprs.jax_internals import ShapedArray
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.costs.constants import COMPILATION
-from jrnn.loops.ir import Loop
+from jrnn.loops.ir import Loop, Results, RunLoop
 
 _FUSED = primitives.with_kind("elementwise", "special", "view", "placement", "reduction", "key")
 _NOTHING = frozenset(jaxprs.LOWERED_CALLS) | primitives.with_kind("barrier")  # calls are inlined
 
 
 def seconds(eqns: Iterable[Any], inside: dict[int, float] | None = None) -> float:
-    """Returns how long equations compile, with those of the jaxprs in them.
+    """Returns how long equations compile, with the equations inside of them.
 
     Args:
         eqns: the equations.
@@ -39,7 +40,7 @@ def seconds(eqns: Iterable[Any], inside: dict[int, float] | None = None) -> floa
     return total
 
 
-def _own_seconds(eqn: Any) -> float:
+def _own_seconds(eqn: Eqn) -> float:
     name = eqn.primitive.name
     if name in _NOTHING:
         return 0.0
@@ -50,7 +51,7 @@ def _own_seconds(eqn: Any) -> float:
     return COMPILATION.tiny_elementwise if is_tiny else COMPILATION.elementwise
 
 
-def added_seconds(run: Callable[..., Any], loop: Loop, differentiated: bool) -> float:
+def added_seconds(run: RunLoop, loop: Loop, differentiated: bool) -> float:
     """Returns how much longer the program that runs a loop compiles than `jax.lax.scan`.
 
     Args:
@@ -63,21 +64,22 @@ def added_seconds(run: Callable[..., Any], loop: Loop, differentiated: bool) -> 
     n_carry = n_consts + len(loop.carry)
     avals = [v.aval for v in loop.inputs]
     avals[n_carry:] = [ShapedArray((steps, *a.shape), a.dtype) for a in avals[n_carry:]]
-    places = [i for i, aval in enumerate(avals) if is_smooth(aval)]
+    smooth = [i for i, aval in enumerate(avals) if is_smooth(aval)]
 
-    def program(*args: Any) -> Any:
+    def program(*args: Array) -> Results:
         return run(args[:n_consts], args[n_consts:n_carry], args[n_carry:], steps)
 
-    def train(*args: Any) -> Any:
-        def results(*moving: Any) -> list[Any]:
-            return list(
-                filter(is_smooth, jax.tree.leaves(program(*jaxprs.replaced(args, places, moving))))
-            )
+    def train(*args: Array) -> tuple[Array, ...]:
+        def smooth_results(*values: Array) -> list[Array]:
+            results = program(*jaxprs.replaced(args, smooth, values))
+            return list(filter(is_smooth, jax.tree.leaves(results)))
 
-        outs, transposed = jax.vjp(results, *(args[i] for i in places))
-        return transposed(outs)
+        outs, pull = jax.vjp(smooth_results, *(args[i] for i in smooth))
+        gradients: tuple[Array, ...] = pull(outs)
+        return gradients
 
-    ours = jax.make_jaxpr(train if differentiated else program)(*avals).jaxpr.eqns
+    traced = train if differentiated else program
+    ours = jax.make_jaxpr(traced)(*avals).jaxpr.eqns
     by_steps = COMPILATION.call + seconds(loop.eqns)
     if differentiated:
         by_steps *= COMPILATION.equations_by_steps

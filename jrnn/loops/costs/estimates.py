@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jrnn import jaxprs
@@ -37,10 +37,10 @@ from jrnn.loops.ir import Loop
 
 # What XLA:CPU counts of a trip, next to its kernels: a pointer for each value, and the counter and its comparison. With 160,
 # loops of 16 to 26 scalars with jax 0.10.2 are one kernel where they are estimated to be.
-_POINTER = 8
-_CONTROL = 160
-_WHILE = 10  # trips of a `while` loop, whose number nobody knows
-Terms = dict[str, float]  # parts of a time, by the names of `costs.UNCERTAINTIES`
+_POINTER_BYTES = 8
+_CONTROL_BYTES = 160
+_WHILE_TRIPS = 10  # of a `while` loop, whose number nobody knows
+Terms = dict[str, float]  # parts of a time, by the names of `UNCERTAINTIES`
 
 
 # How far each part of an estimate may be off, as a part of it: operations are counted, while bandwidths, calls, and what a
@@ -63,12 +63,11 @@ class Estimate(NamedTuple):
     terms: tuple[tuple[str, float], ...] = ()
 
     def __str__(self) -> str:
-        parts = ", ".join(
-            f"{name} {in_words(seconds)}"
-            for name, seconds in self.terms
-            if seconds >= 0.01 * self.seconds
-        )
-        return self.brief() + (f" ({parts})" if parts else "")
+        parts = []
+        for name, seconds in self.terms:
+            if seconds >= 0.01 * self.seconds:
+                parts.append(f"{name} {in_words(seconds)}")
+        return f"{self.brief()} ({', '.join(parts)})" if parts else self.brief()
 
     def brief(self) -> str:
         """Returns the time and the memory alone."""
@@ -87,10 +86,15 @@ def size_in_words(size: float) -> str:
 
 def total(*estimates: Terms) -> Terms:
     """Returns sums of times, by name."""
-    return {name: sum(terms.get(name, 0.0) for terms in estimates) for name in UNCERTAINTIES}
+    sums = dict.fromkeys(UNCERTAINTIES, 0.0)
+    for terms in estimates:
+        for name, seconds in terms.items():
+            sums[name] += seconds
+    return sums
 
 
 def estimate(terms: Terms, memory: int) -> Estimate:
+    """Returns the estimate with these parts of its time."""
     return Estimate(sum(terms.values()), memory, tuple(terms.items()))
 
 
@@ -152,21 +156,20 @@ class Estimator:
         self.carried = {*loop.carry}
         # XLA adds updates of zeros to what they are added to, in place.
         producers = jaxprs.producers(loop.eqns)
-        self.updates = {
-            e.outvars[0]: e.invars[0]
-            for e in loop.eqns
-            if e.primitive.name == "scatter-add" and jaxprs.is_zero(e.invars[0], producers)
-        }
-        added = [e for e in loop.eqns if primitives.is_addition(e)]
-        self.free = {
-            *self.updates.values(),
-            *(e.outvars[0] for e in added if not self.updates.keys().isdisjoint(jaxprs.inputs(e))),
-        }
+        self.updates: dict[Var, Atom] = {}
+        for eqn in loop.eqns:
+            is_added = eqn.primitive.name == "scatter-add"
+            if is_added and jaxprs.is_zero(eqn.invars[0], producers):
+                self.updates[eqn.outvars[0]] = eqn.invars[0]
+        self.free = set(self.updates.values())
+        for eqn in filter(primitives.is_addition, loop.eqns):
+            if not self.updates.keys().isdisjoint(jaxprs.inputs(eqn)):
+                self.free.add(eqn.outvars[0])
+
+        # What equations cost, by their identities. Facts keep their equations alive, and the jaxprs in these.
         self._facts: dict[int, EquationFacts] = {}
-        self._inside: dict[
-            int, Costs
-        ] = {}  # of jaxprs, which the facts of their equations keep alive
-        self._parts: dict[Any, Costs] = {}  # of equations, which their facts keep alive
+        self._inside: dict[int, Costs] = {}
+        self._parts: dict[tuple[Hashable, ...], Costs] = {}
         self._size: dict[Var, int] = {}
 
     def whole(self) -> Estimate:
@@ -198,17 +201,24 @@ class Estimator:
         return self._parts[key]
 
     def _part(self, eqns: Sequence[Eqn], outputs: set[Var], all_steps: bool) -> Costs:
-        facts = [self._facts_of(e) for e in eqns]
-        computed = {v for e in eqns for v in e.outvars}
+        facts = list(map(self._facts_of, eqns))
+        computed = jaxprs.producers(eqns).keys()
         arrays = self._arrays(eqns, facts, outputs, computed)
         sources = Sources()
-        slices = any(e.primitive.name == "slice" for e in eqns)
-        views = Sources() if slices else sources  # the same, or slices of them
-        products = elements = calls = packing = 0.0
-        read_bytes = written_bytes = kernels = touched_bytes = total_bytes = 0
+        has_slices = any(eqn.primitive.name == "slice" for eqn in eqns)
+        views = Sources() if has_slices else sources  # the same, or slices of them
+        products = 0.0
+        elements = 0.0
+        calls = 0.0
+        packing = 0.0
+        read_bytes = 0
+        written_bytes = 0
+        kernels = 0
+        touched_bytes = 0
+        total_bytes = 0
         for eqn, fact in zip(eqns, facts):
             union = sources.read(fact.inputs)
-            viewed = views.read(fact.inputs) if slices else union
+            viewed = views.read(fact.inputs) if has_slices else union
             if fact.is_call:
                 products += fact.all_steps_seconds if all_steps else fact.seconds
                 calls += fact.all_steps_call_seconds if all_steps else fact.call_seconds
@@ -227,16 +237,16 @@ class Estimator:
                     sources.of[v] = union
                     views.of[v] = views.bit(v) if eqn.primitive.name == "slice" else viewed
         return Costs(
-            products,
-            elements,
-            read_bytes,
-            written_bytes,
-            calls,
-            packing,
-            kernels,
-            touched_bytes,
-            peak_bytes(self, eqns, facts, arrays, outputs, all_steps),
-            total_bytes,
+            products=products,
+            elements=elements,
+            read_bytes=read_bytes,
+            written_bytes=written_bytes,
+            calls=calls,
+            packing=packing,
+            kernels=kernels,
+            touched_bytes=touched_bytes,
+            peak_bytes=peak_bytes(self, eqns, facts, arrays, outputs, all_steps),
+            total_bytes=total_bytes,
         )
 
     def _arrays(
@@ -247,31 +257,26 @@ class Estimator:
         computed: Collection[Var],
     ) -> set[Var]:
         """Returns the results of equations that are written to memory."""
-        arrays = {v for v in outputs if v in computed}
+        arrays = outputs.intersection(computed)
         for eqn, fact in zip(eqns, facts):
             if fact.is_call:
                 arrays.update(eqn.outvars)
                 arrays.update(v for v in fact.inputs if v in computed)
             elif fact.reduces:
                 arrays.update(eqn.outvars)
+
+        # XLA:CPU writes the parts of an array that it joins, each by a kernel.
         if any(fact.is_call for fact in facts):
-            for eqn, fact in zip(
-                eqns, facts
-            ):  # XLA:CPU writes the parts of an array that it joins, each by a kernel
-                parts = [v for v in fact.inputs if v in computed]
-                if (
-                    eqn.primitive.name == "concatenate"
-                    and len(parts) > 1
-                    and eqn.outvars[0] in arrays
-                ):
-                    arrays.update(parts)
+            for eqn, fact in zip(eqns, facts):
+                if eqn.primitive.name == "concatenate" and eqn.outvars[0] in arrays:
+                    parts = [v for v in fact.inputs if v in computed]
+                    if len(parts) > 1:
+                        arrays.update(parts)
         arrays |= read_by_libraries(eqns, facts, arrays, selects)
-        for eqn in reversed(eqns):  # the operand is the array that such an equation only renames
-            if (
-                primitives.is_renaming(eqn)
-                and eqn.outvars[0] in arrays
-                and not outputs.intersection(eqn.outvars)
-            ):
+
+        # Where an equation only renames an array, its operand is the array.
+        for eqn in filter(primitives.is_renaming, reversed(eqns)):
+            if eqn.outvars[0] in arrays and outputs.isdisjoint(eqn.outvars):
                 arrays.discard(eqn.outvars[0])
                 arrays.update(v for v in jaxprs.inputs(eqn) if v in computed)
         return arrays
@@ -280,30 +285,33 @@ class Estimator:
         facts = self._facts.get(id(eqn))
         if facts is None:
             call = is_call(eqn)
-            facts = self._facts[id(eqn)] = EquationFacts(
-                eqn,
-                jaxprs.inputs(eqn),
-                self.sizes(eqn.outvars),
-                call,
-                primitives.is_kind(eqn, "reduction"),
-                self._own_seconds(eqn, call),
-                self._seconds(eqn, True) if call else 0.0,
-                call_seconds(eqn, self.machine) if call else 0.0,
-                call_seconds(eqn, self.machine, True) if call else 0.0,
-                packing_seconds(eqn, self.moving, self.loop.xs, self.machine) if call else 0.0,
+            facts = EquationFacts(
+                eqn=eqn,
+                inputs=jaxprs.inputs(eqn),
+                out_bytes=self.sizes(eqn.outvars),
+                is_call=call,
+                reduces=primitives.is_kind(eqn, "reduction"),
+                seconds=self._own_seconds(eqn, call),
             )
+            if call:
+                facts = facts._replace(
+                    all_steps_seconds=self._seconds(eqn, True),
+                    call_seconds=call_seconds(eqn, self.machine),
+                    all_steps_call_seconds=call_seconds(eqn, self.machine, True),
+                    packing_seconds=packing_seconds(eqn, self.moving, self.loop.xs, self.machine),
+                )
+            self._facts[id(eqn)] = facts
         return facts
 
     def _own_seconds(self, eqn: Eqn, call: bool) -> float:
+        """Returns the time of an equation at one step; another model of a machine replaces this."""
         return self._seconds(eqn, False) if call else element_seconds(eqn, self.machine)
 
     def _seconds(self, eqn: Eqn, all_steps: bool) -> float:
         """Returns the time of what is not fused, at one step, or for one of many steps together."""
         if primitives.is_kind(eqn, "lookup", "update"):
-            in_place = not all_steps and (
-                jaxprs.is_in(eqn.invars[0], self.carried) or eqn.outvars[0] in self.updates
-            )
-            return indexing_seconds(eqn, all_steps, in_place, self.machine)
+            in_place = jaxprs.is_in(eqn.invars[0], self.carried) or eqn.outvars[0] in self.updates
+            return indexing_seconds(eqn, all_steps, in_place and not all_steps, self.machine)
         if any(True for _ in jaxprs.sub_jaxprs(eqn)):
             return self._inner_seconds(eqn)
         return product_seconds(eqn, self.moving if all_steps else None, self.machine)
@@ -316,7 +324,8 @@ class Estimator:
 
     def inner_bytes(self, eqn: Eqn) -> int:
         """Returns the bytes of the temporary arrays of an inner loop or of the largest branch."""
-        return max((self.inside(inner).peak_bytes for inner in jaxprs.run_jaxprs(eqn)), default=0)
+        inner = map(self.inside, jaxprs.run_jaxprs(eqn))
+        return max((costs.peak_bytes for costs in inner), default=0)
 
     def _inner_seconds(self, eqn: Eqn) -> float:
         """Returns the time of a call, an inner loop, or the longest branch."""
@@ -328,13 +337,11 @@ class Estimator:
             times.append(sum(part.terms(machine, 1, part.total_bytes, 1).values()))
         if name == "cond":
             return max(times)
-        trips = (
-            jaxprs.extent(eqn.params["length"])
-            if name == "scan"
-            else _WHILE
-            if name == "while"
-            else 1
-        )
+        trips = 1
+        if name == "scan":
+            trips = jaxprs.extent(eqn.params["length"])
+        elif name == "while":
+            trips = _WHILE_TRIPS
         return trips * (sum(times) + machine.elementwise_trip)
 
     def is_small(self, loop: Loop, inside: Costs) -> bool:
@@ -345,61 +352,66 @@ class Estimator:
         """
         if self.machine.one_kernel_bytes == math.inf:
             return True
-        readers = Counter(v for e in loop.eqns for v in set(jaxprs.inputs(e)))
+        readers = Counter[Var]()
+        for eqn in loop.eqns:
+            readers.update(set(jaxprs.inputs(eqn)))
         copies = 2 * self.sizes(v for v in loop.carry if readers[v] > 1)
         values = len({*loop.inputs, *jaxprs.variables(loop.ys)})
-        return (
-            inside.touched_bytes + copies + _POINTER * values + _CONTROL
-            < self.machine.one_kernel_bytes
-        )
+        accessed = inside.touched_bytes + copies + _POINTER_BYTES * values + _CONTROL_BYTES
+        return accessed < self.machine.one_kernel_bytes
 
     def trips(self, loop: Loop, inside: Costs) -> Terms:
+        """Returns the time of all steps of a loop whose equations cost `inside`."""
         machine = self.machine
         steps = jaxprs.extent(loop.length)
-        reading = self.sizes(loop.xs)
-        writing = self.sizes(jaxprs.variables(loop.ys))
-        stacks = machine.reading(steps * reading, steps * reading) + machine.writing(
-            steps * writing, steps * writing
-        )
+        ys = jaxprs.variables(loop.ys)
+        read_bytes = steps * self.sizes(loop.xs)
+        written_bytes = steps * self.sizes(ys)
+        stacks = machine.reading(read_bytes, read_bytes)
+        stacks += machine.writing(written_bytes, written_bytes)
         several_kernels = inside.calls or not self.is_small(loop, inside)
         work = inside.terms(machine, steps, inside.total_bytes, steps if several_kernels else 0)
         trips = steps * (machine.trip if several_kernels else machine.elementwise_trip)
         # What a product or a branch makes is copied into its stack, and so is what the loop reads.
-        called = {v for e in loop.eqns for v in e.outvars if self._facts_of(e).call_seconds}
-        ys = jaxprs.variables(loop.ys)
-        copied = called
+        copied: set[Var] = set()
+        for eqn in loop.eqns:
+            if self._facts_of(eqn).call_seconds:
+                copied.update(eqn.outvars)
         if several_kernels and ys:
-            copied = called.union(jaxprs.variables(loop.carry_out), *map(jaxprs.inputs, loop.eqns))
+            copied.update(jaxprs.variables(loop.carry_out), *map(jaxprs.inputs, loop.eqns))
         trips += steps * machine.kernel * sum(v in copied for v in ys)
         return total(work, dict(calls=trips, stacks=stacks))
 
     def sums(self, eqns: Sequence[Eqn]) -> Costs:
         """Returns what the sums after a loop cost. The result of a contraction over time is written once for all steps."""
-        facts = [self._facts_of(e) for e in eqns]
-        dots = sum(
-            operation_seconds(e, self.machine) for e in eqns if e.primitive.name == "dot_general"
-        )
-        others = sum(
-            f.seconds for f in facts if f.is_call and f.eqn.primitive.name != "dot_general"
-        )
-        reductions = sum(f.seconds for f in facts if f.reduces)
-        # XLA copies the first operand of a product over time, transposed; the smaller one is put first. It also copies
-        # operands that are contracted over other axes than the first ones.
-        copied = [min(map(self.size, f.inputs)) for f in facts if f.is_call and len(f.inputs) > 1]
-        for f in facts:
-            if f.eqn.primitive.name == "dot_general" and not is_outer(f.eqn):
-                contracted, _ = f.eqn.params["dimension_numbers"]
-                inner = [
-                    a
-                    for a, axes in zip(f.eqn.invars, contracted)
-                    if sorted(axes) != [*range(len(axes))]
-                ]
-                copied.append(sum(map(self.size, jaxprs.variables(inner))))
-        calls = sum(f.all_steps_call_seconds for f in facts)
+        dots = 0.0
+        others = 0.0
+        reductions = 0.0
+        calls = 0.0
+        most_copied = 0
+        for eqn, fact in zip(eqns, map(self._facts_of, eqns)):
+            calls += fact.all_steps_call_seconds
+            if fact.reduces:
+                reductions += fact.seconds
+            if fact.is_call and len(fact.inputs) > 1:
+                # XLA copies the first operand of a product over time, transposed; the smaller one is put first.
+                most_copied = max(most_copied, min(map(self.size, fact.inputs)))
+            if eqn.primitive.name != "dot_general":
+                others += fact.seconds if fact.is_call else 0.0
+                continue
+            dots += operation_seconds(eqn, self.machine)
+            if not is_outer(eqn):
+                # It also copies operands that are contracted over other axes than the first ones.
+                contracted, _ = eqn.params["dimension_numbers"]
+                copied = 0
+                for atom, axes in zip(eqn.invars, contracted):
+                    if sorted(axes) != [*range(len(axes))]:
+                        copied += self.sizes(jaxprs.variables([atom]))
+                most_copied = max(most_copied, copied)
         return Costs(
-            dots + others,
-            reductions,
+            products=dots + others,
+            elements=reductions,
             calls=calls,
             kernels=len(eqns),
-            peak_bytes=max(copied, default=0),
+            peak_bytes=most_copied,
         )

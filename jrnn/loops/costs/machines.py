@@ -19,8 +19,8 @@ from jrnn.errors import ScanError
 from jrnn.files import read_text
 from jrnn.jaxprs.jax_internals import XLA_MAKES_ONE_KERNEL
 
-# XLA:CPU before jaxlib 0.12 makes one kernel of a loop if a trip accesses no more bytes; later versions make one of any loop
-# without calls, and with this flag so do earlier ones.
+# XLA:CPU before jaxlib 0.12 makes one kernel of a loop if a trip accesses no more than this number of bytes; later versions
+# make one of any loop without calls, and with this flag so do earlier ones.
 SMALL_LOOP = 1_024
 ONE_KERNEL_FLAG = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=100000000"
 
@@ -44,7 +44,7 @@ class Machine(NamedTuple):
         cache_bytes: the bytes of the caches of a processor, as far as one program counts on them.
         core_cache_bytes: the bytes of the cache of one core.
         one_kernel_bytes: the most bytes that a trip of an elementwise loop may access, if the loop is to be one kernel.
-        bfloat16: large products of bfloat16 run so many times as fast as others.
+        bfloat16: the rate of large products of bfloat16 over the rate of others.
     """
 
     product_rate: float
@@ -76,23 +76,44 @@ class Machine(NamedTuple):
 
 # CPUs -------------------------------------------------------------------------------------------------------------------
 
-_CLOCK = 3e9  # nominal: a faster one makes all times shorter, and changes no choice
-_UNITS = 2  # multiply-add a clock; most processors with vectors of 32 bytes have two units for that
-_TWICE_AS_WIDE = 1.4  # vectors of 64 bytes double the rate of some processors (Intel's servers), of others not (Zen 4)
-_PEAK_FRACTION = 0.94  # the part of the peak that products of XLA reach (docs/notes/cpu_log.md)
-_TINY_SLOWDOWN = (
-    7.5  # so many times slower are products of less than a vector's work (docs/notes/cpu_log.md)
-)
-_FUNCTION = 23  # `tanh` takes as long as so many additions: XLA's polynomial, a division and the reading of both
-# Products of bfloat16, where the processor has instructions for them: 1.4 to 4.4 times the rate of float32 for 2^19 to 2^28
-# operations on an Intel Xeon with AMX.
-_BFLOAT16 = 2.0
-_KERNEL = 0.1e-6  # of XLA's CPU runtime: 0.05 to 0.2 us a kernel
-# A core reads 16 bytes a clock from a cache. Memory gives one core a third of that, and takes a third again where pages are
-# written for the first time.
-_FROM_CACHE = 16
-_FROM_MEMORY = 5
-_TO_MEMORY = 5 / 3
+
+class CpuRatios(NamedTuple):
+    """What CPUs have in common: all rates follow from these numbers, the width of the vectors and the caches.
+
+    Attributes:
+        clock_hz: a nominal clock. A faster one makes all times shorter, and changes no choice.
+        multiply_adds_per_clock: on vectors; most processors with vectors of 32 bytes have two units for them.
+        wide_vector_speedup: of products with vectors of 64 bytes. They double the rate of some processors (Intel's
+            servers), and do not change the rate of others (Zen 4).
+        peak_fraction: the part of the peak that products of XLA reach (docs/notes/cpu_log.md).
+        tiny_product_slowdown: of products of less than a vector's work (docs/notes/cpu_log.md).
+        operations_per_lane: elementwise operations for each clock and lane: some are fused into multiply-adds, or run next
+            to each other.
+        additions_per_function: `tanh` takes as long as this number of additions: XLA's polynomial, a division and the
+            reading of both.
+        bfloat16_speedup: of products of bfloat16, where the processor has instructions for them: 1.4 to 4.4 for 2^19 to 2^28
+            operations on an Intel Xeon with AMX.
+        kernel_seconds: a kernel of XLA's CPU runtime takes 0.05 to 0.2 us.
+        cache_bytes_per_clock: what a core reads from a cache, or writes to it.
+        read_bytes_per_clock: what a core reads from memory.
+        written_bytes_per_clock: what a core writes to memory, where pages are written for the first time.
+    """
+
+    clock_hz: float = 3e9
+    multiply_adds_per_clock: int = 2
+    wide_vector_speedup: float = 1.4
+    peak_fraction: float = 0.94
+    tiny_product_slowdown: float = 7.5
+    operations_per_lane: float = 1.4
+    additions_per_function: float = 23
+    bfloat16_speedup: float = 2.0
+    kernel_seconds: float = 0.1e-6
+    cache_bytes_per_clock: float = 16
+    read_bytes_per_clock: float = 5
+    written_bytes_per_clock: float = 5 / 3
+
+
+RATIOS = CpuRatios()
 
 
 def processor(vector: int = 32, near: int = 1 << 20, last: int = 32 << 20) -> Machine:
@@ -103,25 +124,27 @@ def processor(vector: int = 32, near: int = 1 << 20, last: int = 32 << 20) -> Ma
         near: the bytes of the cache of one core.
         last: the bytes of the last cache, which cores share; half of it is counted.
     """
+    clock = RATIOS.clock_hz
+    kernel = RATIOS.kernel_seconds
     lanes = min(vector, 32) / 4
-    products = _PEAK_FRACTION * 2 * _UNITS * lanes * _CLOCK * (_TWICE_AS_WIDE if vector > 32 else 1)
-    element = (
-        1 / (_CLOCK * lanes) / 1.4
-    )  # some are fused into multiply-adds, or run next to each other
+    products = RATIOS.peak_fraction * 2 * RATIOS.multiply_adds_per_clock * lanes * clock
+    if vector > 32:
+        products *= RATIOS.wide_vector_speedup
+    element = 1 / (clock * lanes) / RATIOS.operations_per_lane
     return Machine(
         product_rate=products,
-        tiny_product_rate=products / _TINY_SLOWDOWN,
-        call=4 * _KERNEL,
-        bulk_call=30 * _KERNEL,
-        kernel=_KERNEL,
-        trip=2 * _KERNEL,
-        elementwise_trip=_KERNEL / 10,
-        array=_KERNEL / 12,
+        tiny_product_rate=products / RATIOS.tiny_product_slowdown,
+        call=4 * kernel,
+        bulk_call=30 * kernel,
+        kernel=kernel,
+        trip=2 * kernel,
+        elementwise_trip=kernel / 10,
+        array=kernel / 12,
         element=element,
-        function=_FUNCTION * element,
-        cache_rate=_FROM_CACHE * _CLOCK,
-        read_rate=_FROM_MEMORY * _CLOCK,
-        write_rate=_TO_MEMORY * _CLOCK,
+        function=RATIOS.additions_per_function * element,
+        cache_rate=RATIOS.cache_bytes_per_clock * clock,
+        read_rate=RATIOS.read_bytes_per_clock * clock,
+        write_rate=RATIOS.written_bytes_per_clock * clock,
         cache_bytes=max(near, last // 2),
         core_cache_bytes=near,
     )
@@ -137,24 +160,34 @@ def this_processor() -> Machine:
     near = sizes.get(2, CPU.core_cache_bytes)
     flags = os.environ.get("XLA_FLAGS", "")
     machine = processor(vector_bytes(flags), near, sizes.get(3, max(4 * near, 8 << 20)))
-    narrow = _BFLOAT16 if {"amx_bf16", "avx512_bf16"} & instructions() else 1.0
-    return machine._replace(one_kernel_bytes=one_kernel_bytes(flags), bfloat16=narrow)
+    if {"amx_bf16", "avx512_bf16"} & instructions():
+        machine = machine._replace(bfloat16=RATIOS.bfloat16_speedup)
+    return machine._replace(one_kernel_bytes=one_kernel_bytes(flags))
 
 
 def one_kernel_bytes(flags: str = "") -> float:
     """Returns what a trip of a loop may access for XLA:CPU to make one kernel of it: the bytes of `flags`, or its own."""
     thresholds = re.findall(r"xla_cpu_small_while_loop_byte_threshold=(\d+)", flags)
-    return float(thresholds[-1]) if thresholds else math.inf if XLA_MAKES_ONE_KERNEL else SMALL_LOOP
+    if thresholds:
+        return float(thresholds[-1])
+    return math.inf if XLA_MAKES_ONE_KERNEL else SMALL_LOOP
 
 
 def vector_bytes(flags: str = "") -> int:
     """Returns the bytes of the vectors that XLA uses here, as its own `flags` bound them."""
-    isa = re.findall(r"--xla_cpu_max_isa=(\w+)", flags)
-    widest = {"SSE4_2": 16, "AVX": 32, "AVX2": 32}.get(isa[-1].upper(), 64) if isa else 64
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return 16
     known = instructions()
-    return min(widest, 64 if "avx512f" in known else 32 if "avx2" in known or not known else 16)
+    if "avx512f" in known:
+        widest = 64
+    elif "avx2" in known or not known:
+        widest = 32
+    else:
+        widest = 16
+    isa = re.findall(r"--xla_cpu_max_isa=(\w+)", flags)
+    if not isa:
+        return widest
+    return min(widest, {"SSE4_2": 16, "AVX": 32, "AVX2": 32}.get(isa[-1].upper(), 64))
 
 
 def instructions() -> set[str]:
@@ -167,13 +200,13 @@ def instructions() -> set[str]:
 
 
 def _caches() -> dict[int, int]:
-    """Returns the bytes of the caches of the first core by level, as Linux reports them, without those of instructions."""
+    """Returns the bytes of the caches of data of the first core by level, as Linux reports them."""
     sizes: dict[int, int] = {}
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         try:
-            level, kind, size = (
-                read_text(path / name, ScanError).strip() for name in ("level", "type", "size")
-            )
+            level = read_text(path / "level", ScanError).strip()
+            kind = read_text(path / "type", ScanError).strip()
+            size = read_text(path / "size", ScanError).strip()
             if kind != "Instruction":
                 sizes[int(level)] = int(size.removesuffix("K")) << 10
         except ValueError:  # a ScanError, or no number
@@ -183,52 +216,88 @@ def _caches() -> dict[int, int]:
 
 # Accelerators -----------------------------------------------------------------------------------------------------------
 
+
+class Accelerator(NamedTuple):
+    """What is known of an accelerator.
+
+    Attributes:
+        product_rate: floating-point operations of matrix products a second.
+        launch_seconds: a kernel.
+        trip_launches: one trip of a loop that also calls products, in launches.
+        elementwise_trip_launches: one trip of a loop of elementwise equations alone, in launches.
+        array_launches: one more array that a loop stacks at each step, in launches.
+        lane_rate: elementwise operations a second.
+        additions_per_function: a function such as tanh takes as long as this number of additions.
+        memory_rate: bytes a second.
+        cache_speedup: the rate of the cache over the rate of memory.
+        cache_bytes: the bytes of the cache.
+    """
+
+    product_rate: float
+    launch_seconds: float
+    trip_launches: float
+    elementwise_trip_launches: float
+    array_launches: float
+    lane_rate: float
+    additions_per_function: float
+    memory_rate: float
+    cache_speedup: float
+    cache_bytes: int
+
+    def machine(self) -> Machine:
+        """Returns the constants of the model. A product is a launch, however small it is."""
+        launch = self.launch_seconds
+        return Machine(
+            product_rate=self.product_rate,
+            tiny_product_rate=self.product_rate,
+            call=launch,
+            bulk_call=launch,
+            kernel=launch,
+            trip=self.trip_launches * launch,
+            elementwise_trip=self.elementwise_trip_launches * launch,
+            array=self.array_launches * launch,
+            element=1 / self.lane_rate,
+            function=self.additions_per_function / self.lane_rate,
+            cache_rate=self.cache_speedup * self.memory_rate,
+            read_rate=self.memory_rate,
+            write_rate=self.memory_rate,
+            cache_bytes=self.cache_bytes,
+        )
+
+
 # Bandwidth, operations and caches are those of `jrnn bench --compile-for h100` (`bench/compile_for.py`). A kernel in a loop
-# was measured on an H200 (docs/benchmarks/h200.json): 8 a trip took 7.8 us. From the same description: 132 multiprocessors
-# of 128 lanes at 1.98 GHz. A function takes 8 times as long: CUDA C++ Programming Guide, "Throughput of Native Arithmetic
-# Instructions", 16 results a clock and multiprocessor. L2 is 2.5 times as fast as memory: XLA's `kL2CacheSpeedup`.
-_LAUNCH = 1e-6
-_BANDWIDTH = 3.352e12
-_LANES = 132 * 128 * 1.98e9
-H100 = Machine(
+# was measured on an H200 (docs/benchmarks/h200.json): 8 a trip took 7.8 us. A trip has the counter and the stacks of all ys.
+# From the same description: 132 multiprocessors of 128 lanes at 1.98 GHz. A function takes 8 times as long: CUDA C++
+# Programming Guide, "Throughput of Native Arithmetic Instructions", 16 results a clock and multiprocessor. L2 is 2.5 times
+# as fast as memory: XLA's `kL2CacheSpeedup`.
+H100 = Accelerator(
     product_rate=495e12,
-    tiny_product_rate=495e12,  # a product is a launch, however small it is
-    call=_LAUNCH,
-    bulk_call=_LAUNCH,
-    kernel=_LAUNCH,
-    trip=2 * _LAUNCH,  # the counter, and the stacks of all ys
-    elementwise_trip=3 * _LAUNCH,
-    array=0.0,
-    element=1 / _LANES,
-    function=8 / _LANES,
-    cache_rate=2.5 * _BANDWIDTH,
-    read_rate=_BANDWIDTH,
-    write_rate=_BANDWIDTH,
+    launch_seconds=1e-6,
+    trip_launches=2,
+    elementwise_trip_launches=3,
+    array_launches=0.0,
+    lane_rate=132 * 128 * 1.98e9,
+    additions_per_function=8,
+    memory_rate=3.352e12,
+    cache_speedup=2.5,
     cache_bytes=52_428_800,
-)
+).machine()
 
 # Launches, bandwidth and operations are those of `--compile-for v5e`. How To Scale Your Model, "How to Think About TPUs":
 # vectors of 8 x 128 lanes with 4 units at 1.5 GHz; VMEM of 128 MiB, 22 times as fast as memory. A function is estimated as
 # ten operations. None was measured on a device.
-_LAUNCH = 0.5e-6
-_BANDWIDTH = 819e9
-_LANES = 8 * 128 * 4 * 1.5e9
-V5E = Machine(
+V5E = Accelerator(
     product_rate=197e12,
-    tiny_product_rate=197e12,
-    call=_LAUNCH,
-    bulk_call=_LAUNCH,
-    kernel=_LAUNCH,
-    trip=_LAUNCH,
-    elementwise_trip=2 * _LAUNCH,
-    array=_LAUNCH,
-    element=1 / _LANES,
-    function=10 / _LANES,
-    cache_rate=22 * _BANDWIDTH,
-    read_rate=_BANDWIDTH,
-    write_rate=_BANDWIDTH,
+    launch_seconds=0.5e-6,
+    trip_launches=1,
+    elementwise_trip_launches=2,
+    array_launches=1,
+    lane_rate=8 * 128 * 4 * 1.5e9,
+    additions_per_function=10,
+    memory_rate=819e9,
+    cache_speedup=22,
     cache_bytes=128 << 20,
-)
+).machine()
 
 
 def of(platform: str) -> Machine:

@@ -1,7 +1,21 @@
 """The most bytes of temporary arrays that equations need at one time, as XLA:CPU allocates them in a program of its own.
 
-They are more than the arrays whose time the cost model counts. XLA writes the slice of a stack that a call reads to an array
-of its own, copies a carry that is read after the new one is written, and computes a function once that several kernels read.
+The problem: which results become arrays, and from when to when each of them lives. For example, with a product as the only
+call,
+
+    a = tanh(x)        fused into b: no array
+    b = a * y          read by the product: an array        b lives   |==|
+    c = b @ W          a call: an array                     c lives      |===|
+    d = c + x          the result of the step
+
+so that the peak is the bytes of b and c together. Kernels run in XLA's order, which is breadth first: all kernels that only
+read inputs run before those that read their results. A kernel reads what all values read that are fused into it.
+
+They are more arrays than those whose time the cost model counts. XLA writes the slice of a stack that a call reads to an
+array of its own, copies a carry that is read after the new one is written, and computes a function once that several kernels
+read. For many steps together, an elementwise result is written over an operand that nothing else reads.
+
+What XLA allocates was found by comparison with `compiled.memory_analysis()` (tests/loops/test_memory_claims.py).
 """
 
 from __future__ import annotations
@@ -10,7 +24,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
@@ -18,9 +32,25 @@ from jrnn.jaxprs.jax_internals import XLA_MAKES_ONE_KERNEL
 from jrnn.loops.costs.equation_costs import is_library_reduction, is_outer
 from jrnn.loops.costs.sources import Arrays, Sources
 
+if TYPE_CHECKING:
+    from jrnn.loops.costs.estimates import Estimator
+
 
 class EquationFacts(NamedTuple):
-    """What is known of an equation: see `Estimator._facts_of`. It keeps the equation alive, whose id is the key."""
+    """What is known of an equation. It keeps the equation alive, whose id is its key in `Estimator`.
+
+    Attributes:
+        eqn: the equation.
+        inputs: the variables that it reads.
+        out_bytes: the bytes of its results.
+        is_call: whether it is a kernel of its own, such as a product, or one that a library runs.
+        reduces: whether it is a reduction.
+        seconds: its time at one step, without the call.
+        all_steps_seconds: the same for one of many steps together, for a call.
+        call_seconds: the time of calling it at one step.
+        all_steps_call_seconds: the time of calling it for many steps together.
+        packing_seconds: the time of copying its large constant operands into another order.
+    """
 
     eqn: Eqn
     inputs: Sequence[Var]
@@ -28,14 +58,14 @@ class EquationFacts(NamedTuple):
     is_call: bool
     reduces: bool
     seconds: float
-    all_steps_seconds: float
-    call_seconds: float
-    all_steps_call_seconds: float
-    packing_seconds: float
+    all_steps_seconds: float = 0.0
+    call_seconds: float = 0.0
+    all_steps_call_seconds: float = 0.0
+    packing_seconds: float = 0.0
 
 
 def peak_bytes(
-    estimator: Any,
+    estimator: Estimator,
     eqns: Sequence[Eqn],
     facts: Sequence[EquationFacts],
     arrays: AbstractSet[Var],
@@ -53,38 +83,53 @@ def peak_bytes(
     """
     producers = jaxprs.producers(eqns)
     arrays = {v for v in arrays if v in outputs or not _is_fused(v, producers)}
-    uses = Counter(v for fact in facts for v in fact.inputs)
+    uses = Counter[Var]()
+    for fact in facts:
+        uses.update(fact.inputs)
+
+    # Operands and results that XLA:CPU does not fuse with their neighbors are arrays, too.
     separate = read_by_libraries(eqns, facts, arrays, _is_separate)
     for eqn, fact in zip(eqns, facts):
-        if fact.is_call or eqn.primitive.name == "concatenate":  # which XLA:CPU does not fuse
+        if fact.is_call or eqn.primitive.name == "concatenate":
             separate.update(fact.inputs)
-            separate.update(() if _in_place(estimator, eqn) else eqn.outvars)
+            if not _in_place(estimator, eqn):
+                separate.update(eqn.outvars)
         elif primitives.row_of(eqn).cost:
             separate.update(v for v in eqn.outvars if uses[v] + (v in outputs) > 1)
     arrays |= {v for v in separate if v in producers and not _is_fused(v, producers)}
     body = _Body(estimator, eqns, facts, arrays)
-    by_library = [f.is_call or (f.reduces and is_library_reduction(e)) for e, f in zip(eqns, facts)]
+
+    # Which arrays are temporary: results are not.
     if all_steps:
         temporary = arrays - outputs
-        temporary -= body.overwritten(temporary)
+        temporary -= body.reused(temporary)
         copied_bytes = 0
-    else:  # a result that other kernels read is copied to its stack; a carry is written in its place, except by a call
-        called = {v for e, f in zip(eqns, facts) if f.is_call for v in e.outvars}
-        in_place = {*jaxprs.variables(estimator.loop.carry_out)} - called
-        read_by_library = body.listed(compress(body.reads, by_library))
+    else:
+        # A result that other kernels read is copied to its stack; a carry is written in its place, except by a call.
+        in_place = {*jaxprs.variables(estimator.loop.carry_out)}
+        library_reads = []
+        for eqn, fact, read in zip(eqns, facts, body.reads):
+            if fact.is_call:
+                in_place.difference_update(eqn.outvars)
+            if fact.is_call or (fact.reduces and is_library_reduction(eqn)):
+                library_reads.append(read)
+        read_by_library = body.listed(library_reads)
         separate.update(read_by_library)
         temporary = arrays - (outputs - (separate - in_place))
         temporary |= _slices(estimator, producers, read_by_library)
         copied_bytes = body.copied_carry_bytes(outputs)
+
+    # The peak over the kernels in their order.
     order = body.in_order()
     changes = body.changes_of_bytes(temporary, order)
-    live = copied_bytes
+    live_bytes = copied_bytes
     peak = copied_bytes
     for at, i in enumerate(order):
-        live += changes[at]
-        peak = max(
-            peak, live + (_inner_bytes(estimator, eqns[i], all_steps) if facts[i].is_call else 0)
-        )
+        live_bytes += changes[at]
+        inner_bytes = 0
+        if facts[i].is_call:
+            inner_bytes = _inner_bytes(estimator, eqns[i], all_steps)
+        peak = max(peak, live_bytes + inner_bytes)
     return peak
 
 
@@ -101,7 +146,7 @@ class _Body:
 
     def __init__(
         self,
-        estimator: Any,
+        estimator: Estimator,
         eqns: Sequence[Eqn],
         facts: Sequence[EquationFacts],
         arrays: AbstractSet[Var],
@@ -116,8 +161,10 @@ class _Body:
         self.reads: list[Arrays] = []
         for eqn, fact in zip(eqns, facts):
             read = self._sources.read(fact.inputs)
-            self._sources.of.update((v, read) for v in eqn.outvars if v not in arrays)
-            self._operands.update(dict.fromkeys(eqn.outvars, fact.inputs))
+            for v in eqn.outvars:
+                self._operands[v] = fact.inputs
+                if v not in arrays:
+                    self._sources.of[v] = read
             self.reads.append(read)
 
     def listed(self, reads: Iterable[Arrays]) -> list[Var]:
@@ -193,7 +240,7 @@ class _Body:
             others &= ~self.reads[i]
         return places
 
-    def overwritten(self, temporary: AbstractSet[Var]) -> set[Var]:
+    def reused(self, temporary: AbstractSet[Var]) -> set[Var]:
         """Returns the arrays over which results are written. Nothing else reads them: XLA may run other readers later."""
         once = 0
         several = 0
@@ -201,25 +248,23 @@ class _Body:
             several |= once & read
             once |= read
         free = once & ~several & self._sources.bits(temporary)
-        overwritten: set[Var] = set()
+        reused: set[Var] = set()
         for eqn, fact, read in zip(self.eqns, self.facts, self.reads):
             (v, *_) = eqn.outvars
             if fact.is_call or fact.reduces or v not in self.arrays or v in temporary:
                 continue
-            same_type = [
-                u
-                for u in self._sources.listed(read & free)
-                if (u.aval.shape, u.aval.dtype) == (v.aval.shape, v.aval.dtype)
-            ]
-            chosen = (
-                same_type if len(same_type) < 2 else [self._first_of(set(same_type), fact.inputs)]
-            )
-            overwritten.update(chosen)
-            free &= ~self._sources.bits(chosen)
-        return overwritten
+            candidates = []
+            for u in self._sources.listed(read & free):
+                if (u.aval.shape, u.aval.dtype) == (v.aval.shape, v.aval.dtype):
+                    candidates.append(u)
+            if len(candidates) > 1:
+                candidates = [self._first_of(set(candidates), fact.inputs)]
+            reused.update(candidates)
+            free &= ~self._sources.bits(candidates)
+        return reused
 
     def _first_of(self, arrays: AbstractSet[Var], operands: Sequence[Var]) -> Var:
-        """Returns the first of several arrays that an equation reads, in the order of its operands and of theirs."""
+        """Returns the first of several arrays that an equation reads, in the order of its operands and of their operands."""
         queue = [*reversed(operands)]
         met: set[Var] = set()
         while True:
@@ -233,15 +278,18 @@ class _Body:
     def copied_carry_bytes(self, outputs: AbstractSet[Var]) -> int:
         """Returns the bytes of carries that XLA copies: those that are stacked, or read after the new carry is written."""
         loop = self.estimator.loop
-        written_at = {v: i for i, eqn in enumerate(self.eqns) for v in eqn.outvars}
-        kernels = [(i, i) for i, is_kernel in enumerate(self.kernels) if is_kernel]
+        written_at: dict[Var, int] = {}
+        kernels = []
+        for i, eqn in enumerate(self.eqns):
+            written_at.update(dict.fromkeys(eqn.outvars, i))
+            if self.kernels[i]:
+                kernels.append((i, i))
         last_read_at = self._first_read(set(loop.carry), kernels[::-1])
         copied_bytes = 0
         for old, new in zip(loop.carry, loop.carry_out):
-            at = written_at.get(new) if not jaxprs.is_literal(new) else None
-            if (old in outputs and new is not old) or (
-                at is not None and last_read_at.get(old, -1) > at
-            ):
+            is_stacked = old in outputs and new is not old
+            is_written = jaxprs.is_in(new, written_at)
+            if is_stacked or (is_written and last_read_at.get(old, -1) > written_at[new]):
                 copied_bytes += self.estimator.size(old)
         return copied_bytes
 
@@ -254,7 +302,7 @@ def _is_fused(v: Var, producers: Mapping[Var, Eqn]) -> bool:
     return jaxprs.is_zero(v, producers)
 
 
-def _in_place(estimator: Any, eqn: Eqn) -> bool:
+def _in_place(estimator: Estimator, eqn: Eqn) -> bool:
     """Returns True for an update that XLA writes over its operand, or over what it is added to."""
     if not primitives.is_kind(eqn, "update"):
         return False
@@ -299,18 +347,18 @@ def _is_separate(eqn: Eqn) -> bool:
     return any(1 < jaxprs.elements(a.aval.shape) < size for a in eqn.invars)
 
 
-def _slices(estimator: Any, producers: Mapping[Var, Eqn], read: Iterable[Var]) -> set[Var]:
+def _slices(estimator: Estimator, producers: Mapping[Var, Eqn], read: Iterable[Var]) -> set[Var]:
     """Returns the inputs of a step that calls read: XLA copies each from its stack."""
     not_inputs = producers.keys() | estimator.carried
     return {v for v in read if v in estimator.moving and v not in not_inputs}
 
 
-def _inner_bytes(estimator: Any, eqn: Eqn, all_steps: bool) -> int:
+def _inner_bytes(estimator: Estimator, eqn: Eqn, all_steps: bool) -> int:
     """Returns the bytes of the arrays that an equation needs while it runs, next to its operands and results.
 
-    These are those of an inner loop or of a branch, and the words that the rounds of a draw turn into others, which an inner
-    loop copies. For many steps together, they are stacks that XLA transposes before a product: those not contracted over the
-    last axis.
+    An inner loop or a branch has arrays of its own. A draw has the words that its rounds turn into others, which an inner
+    loop copies. For many steps together, XLA transposes stacked operands of a product that are not contracted over the last
+    axis.
     """
     if primitives.is_kind(eqn, "draw"):
         return (2 if all_steps else 5) * sum(map(jaxprs.nbytes, eqn.outvars))
@@ -319,7 +367,9 @@ def _inner_bytes(estimator: Any, eqn: Eqn, all_steps: bool) -> int:
     if not all_steps or eqn.primitive.name != "dot_general" or is_outer(eqn):
         return 0
     contracted, _ = eqn.params["dimension_numbers"]
-    stacks = [
-        (a, axes) for a, axes in zip(eqn.invars, contracted) if jaxprs.is_in(a, estimator.moving)
-    ]
-    return sum(estimator.size(a) for a, axes in stacks if tuple(axes) != (a.aval.ndim - 1,))
+    transposed_bytes = 0
+    for atom, axes in zip(eqn.invars, contracted):
+        is_last_axis = tuple(axes) == (atom.aval.ndim - 1,)
+        if jaxprs.is_in(atom, estimator.moving) and not is_last_axis:
+            transposed_bytes += estimator.size(atom)
+    return transposed_bytes

@@ -31,7 +31,7 @@ class Sources:
         return bit
 
     def bits(self, variables: Iterable[Var]) -> Arrays:
-        """Returns those of some variables that are read."""
+        """Returns the variables among some that are read, as a set."""
         bits = 0
         for v in variables:
             bits |= self._bits.get(v, 0)
@@ -39,9 +39,8 @@ class Sources:
 
     def read(self, operands: Sequence[Var]) -> Arrays:
         """Returns the arrays that an equation with these operands reads."""
-        if (
-            len(operands) == 1
-        ):  # a value that is computed from nothing, such as a counter, is read itself
+        if len(operands) == 1:
+            # A value that is computed from nothing, such as a counter, is read itself.
             return self.of.get(operands[0]) or self.bit(operands[0])
         arrays = 0
         for v in operands:

@@ -27,7 +27,7 @@ _NONE = (
 class Explanation:
     """The plans of the tagged loops of a program. It prints how each loop runs, below the line of code it is at.
 
-    As a context, it hears of the loops that are lowered while it is open, in all threads.
+    As a context, it records the loops that are lowered while it is open, in all threads.
 
     Attributes:
         memory: the estimated bytes of temporary arrays of the program at the peak, without its arguments and results; None
@@ -48,20 +48,22 @@ class Explanation:
         with self._plans.lock:
             places = self._plans.places
             notes_at = self._plans.notes_at
-            elsewhere = [
-                note for place, notes in notes_at.items() if place not in places for note in notes
-            ]
-            plans = [
-                _noted(plan, notes_at.get(place, [])) for plan, place in zip(self._plans, places)
-            ]
-        return (_noted(plans[0], elsewhere), *plans[1:]) if plans else ()
+            plans = []
+            for plan, place in zip(self._plans, places):
+                plans.append(_noted(plan, notes_at.get(place, [])))
+            if plans:
+                # The first plan has the notes of places without a loop.
+                for place, notes in notes_at.items():
+                    if place not in places:
+                        plans[0] = _noted(plans[0], notes)
+        return tuple(plans)
 
     def __enter__(self) -> Explanation:
-        observers.listeners.append(self._plans.hear)
+        observers.subscribers.append(self._plans.record)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        observers.listeners.remove(self._plans.hear)
+        observers.subscribers.remove(self._plans.record)
 
     def __str__(self) -> str:
         loops = self.loops
@@ -72,14 +74,14 @@ class Explanation:
         lines = [title if loops or notes_at else _NONE]
         for place in dict.fromkeys(places or notes_at):
             lines.append(observers.place_text(place))
-            lines += _each_once(
-                [plan.text() for plan, at in zip(loops, places) if at == place] or notes_at[place]
-            )
+            texts = [plan.text() for plan, at in zip(loops, places) if at == place]
+            lines += _each_once(texts or notes_at[place])
         if loops and self.memory is not None:
             lines.append(f"estimated temporary memory of the program: {size_in_words(self.memory)}")
-        number = max((k for k, plan in enumerate(loops) if plan.strategy != "lax.scan"), default=0)
         if loops:
-            lines.append(f"details: print .loops[{number}] of this explanation")
+            rewritten = [k for k, plan in enumerate(loops) if plan.strategy != "lax.scan"]
+            last = rewritten[-1] if rewritten else 0
+            lines.append(f"details: print .loops[{last}] of this explanation")
         return "\n".join(lines)
 
 
@@ -89,16 +91,17 @@ def _each_once(texts: list[str]) -> list[str]:
     for text in dict.fromkeys(texts):
         count = texts.count(text)
         first, *rest = text.splitlines()
-        lines += [
-            f"  {first}{f', {count} times' if count > 1 else ''}",
-            *(f"  {line}" for line in rest),
-        ]
+        if count > 1:
+            first = f"{first}, {count} times"
+        for line in (first, *rest):
+            lines.append(f"  {line}")
     return lines
 
 
 def _noted(plan: Plan, notes: list[str]) -> Plan:
     """Returns a plan with the notes of its place, such as why a loop was not differentiated in chunks."""
-    return replace(plan, notes=(*plan.notes, *(note for note in notes if note not in plan.notes)))
+    new = [note for note in notes if note not in plan.notes]
+    return replace(plan, notes=(*plan.notes, *new))
 
 
 def explain(fn: Callable | None = None, /, *args: Any, **keywords: Any) -> Explanation:
@@ -157,20 +160,19 @@ def explain(fn: Callable | None = None, /, *args: Any, **keywords: Any) -> Expla
             _lower(traced, plans)
         where = " where the memory of a program is estimated"
         jaxpr = getattr(traced, "jaxpr", None)
-        memory = (
-            None
-            if jaxpr is None
-            else observers.attempt(where, temporary_bytes, jaxpr, Target.here())
-        )
+        memory = None
+        if jaxpr is not None:
+            memory = observers.attempt(where, temporary_bytes, jaxpr, Target.here())
     return Explanation(plans, memory)
 
 
 def _traced(fn: Callable, args: Any, keywords: Any) -> Any:
     """Traces a function; its arguments that are no arrays are constants."""
     leaves, tree = jax.tree.flatten((args, keywords))
-    places = [
-        k for k, leaf in enumerate(leaves) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-    ]
+    places = []
+    for k, leaf in enumerate(leaves):
+        if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+            places.append(k)
 
     def run(*arrays: Any) -> Any:
         args, keywords = jax.tree.unflatten(tree, jaxprs.replaced(leaves, places, arrays))
@@ -191,4 +193,4 @@ def _lower(traced: Any, plans: Plans) -> None:
         traced.lower()
         return
     for plan in plans_in(traced.jaxpr.jaxpr, Target.here()):
-        plans.hear(plan)
+        plans.record(plan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from jax.extend.core import ClosedJaxpr
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
@@ -13,7 +13,7 @@ from jrnn.loops.ir import Loop, ScanParams, tag
 from jrnn.loops.plan import Target
 
 
-def temporary_bytes(closed: Any, target: Target) -> int | None:
+def temporary_bytes(closed: ClosedJaxpr, target: Target) -> int | None:
     """Returns the bytes of temporary arrays at the peak, without arguments and results; None without a cost model.
 
     Args:
@@ -23,11 +23,18 @@ def temporary_bytes(closed: Any, target: Target) -> int | None:
     if not target.is_estimated:
         return None
     program = jaxprs.inlined(closed, jaxprs.CALLS_AND_CHECKPOINTS)
-    eqns, _ = jaxprs.needed(
-        program.eqns, program.outvars, {*program.invars, *program.constvars}, effects=True
-    )
+    inputs = {*program.invars, *program.constvars}
+    eqns, _ = jaxprs.needed(program.eqns, program.outvars, inputs, effects=True)
     once = Loop(
-        tuple(eqns), program.constvars, (), program.invars, (), program.outvars, 1, False, 1
+        eqns=tuple(eqns),
+        consts=program.constvars,
+        carry=(),
+        xs=program.invars,
+        carry_out=(),
+        ys=program.outvars,
+        length=1,
+        reverse=False,
+        unroll=1,
     )
     return _Estimator(once, target).part(eqns, program.outvars, all_steps=True).peak_bytes
 

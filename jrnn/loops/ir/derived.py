@@ -1,8 +1,12 @@
-"""A derived program agrees with its loop on random numbers before it is used.
+"""Translation validation: a derived program agrees with its loop on random numbers before it is used.
 
-A chunk program, a solution in rounds and the like are derived by reading a step's equations. As a compiler's translation is
-validated, the derived program and the loop run for a few steps on small random numbers, values and tangents, in float64 by
-numpy (`by_numpy.py`). The axes of large arrays are made smaller first (`resized.py`). A verdict is cached by structure.
+A chunk program, a solution in doubling steps and the like are derived by reading a step's equations. As a compiler's
+translation is validated, the derived program and the loop run for a few steps on small random numbers, values and tangents,
+in float64 by numpy (`by_numpy.py`). The axes of large arrays are made smaller first (`resized.py`). A verdict is cached by
+the text of the step.
+
+What this does not show: a difference that needs more steps, larger axes or other numbers. What it is good for: a wrong rule
+for one equation changes almost every result, and two right programs differ by 1e-13, so that random numbers tell them apart.
 """
 
 from __future__ import annotations
@@ -11,11 +15,12 @@ import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from jrnn import jaxprs
 from jrnn.jaxprs.by_numpy import evaluate_by_numpy
@@ -26,20 +31,38 @@ from jrnn.jaxprs.work import TooMuchWork
 from jrnn.loops.ir import observers, tag
 from jrnn.loops.ir.loop import ScanParams, strict_passes
 
-TOLERANCE = (
-    1e-9  # in units of the largest element of each result; two right programs differ by 1e-13
-)
-_SCALE = 0.4  # of random numbers: carries that grow by their square stay small
-_ATTEMPTS = 3  # to find numbers of which most results are finite
-_MOST = 1e8  # elements to compute, about a nanosecond each
-_MOST_NUMBERS = 1e6  # random numbers
-_CALL = 1e4  # the overhead of an operation of numpy, in elements
-
-Flat = Sequence[Any]
+Array = jax.Array | np.ndarray[Any, Any]
+Aval = Any  # the type of an array
+Flat = Sequence[Array]
 Function = Callable[..., Flat]
 
 
-def disagreement(derived: Function, original: Function, avals: Sequence[Any]) -> str | None:
+class Comparison(NamedTuple):
+    """How programs are compared.
+
+    Attributes:
+        tolerance: in units of the largest element of each result; two right programs differ by 1e-13.
+        scale: the size of random numbers: carries that grow by their square stay small.
+        attempts: to find numbers for which most results are finite.
+        max_work: elements to compute, about a nanosecond each.
+        max_numbers: random numbers.
+        operation_work: the overhead of an operation of numpy, in elements.
+        operations_per_element: of a product, in the time of one element.
+    """
+
+    tolerance: float = 1e-9
+    scale: float = 0.4
+    attempts: int = 3
+    max_work: float = 1e8
+    max_numbers: float = 1e6
+    operation_work: float = 1e4
+    operations_per_element: float = 8
+
+
+COMPARISON = Comparison()
+
+
+def disagreement(derived: Function, original: Function, avals: Sequence[Aval]) -> str | None:
     """Compares two functions of the same arrays on random numbers, values and tangents.
 
     Args:
@@ -54,71 +77,82 @@ def disagreement(derived: Function, original: Function, avals: Sequence[Any]) ->
     >>> disagreement(lambda x: [x * x], lambda x: [x**3], [jax.typeof(jnp.ones(3))])
     'result 0 is off by 3e+00'
     """
-    argnums = [i for i, a in enumerate(avals) if is_smooth(a)]
-    programs = []
-    if sum(jaxprs.elements(a.shape) for a in avals) > _MOST_NUMBERS:
+    argnums = [i for i, aval in enumerate(avals) if is_smooth(aval)]
+    if sum(jaxprs.elements(aval.shape) for aval in avals) > COMPARISON.max_numbers:
         raise TooLarge
-    for fn in (original, derived):
-
-        def with_tangents(*args: Any, fn: Function = fn) -> Flat:
-            values, tangents = pushed(
-                lambda *args: list(fn(*args)), args[: len(avals)], argnums, args[len(avals) :]
-            )
-            return [*values, *tangents]
-
-        with tag.untagged():
-            closed = jax.make_jaxpr(with_tangents)(*avals, *(avals[i] for i in argnums))
-        if _work(closed.jaxpr) > _MOST:
-            raise TooLarge
-        programs.append(closed)
+    original_program = _with_tangents(original, avals, argnums)
+    derived_program = _with_tangents(derived, avals, argnums)
     tangents = _random(avals, 1)
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(COMPARISON.attempts):
         arguments = [*_random(avals, 0, attempt), *(tangents[i] for i in argnums)]
-        expected, computed = (
-            evaluate_by_numpy(closed.jaxpr, closed.consts, arguments, wide=True)
-            for closed in programs
-        )
+        expected = _evaluated(original_program, arguments)
+        computed = _evaluated(derived_program, arguments)
         count = len(expected) // 2
         for i, (theirs, ours) in enumerate(zip(expected, computed, strict=True)):
             off = _relative_error(ours, theirs)
-            if not off <= TOLERANCE:
-                return f"{'result' if i < count else 'tangent of result'} {i % count} is off by {off:.0e}"
+            if not off <= COMPARISON.tolerance:
+                what = "result" if i < count else "tangent of result"
+                return f"{what} {i % count} is off by {off:.0e}"
         if 2 * sum(map(_is_finite, expected)) >= len(expected):
             break
     return None
+
+
+def _with_tangents(fn: Function, avals: Sequence[Aval], argnums: Sequence[int]) -> ClosedJaxpr:
+    """Returns the program of a function and its tangents, from arguments and the tangents of some of them."""
+
+    def values_and_tangents(*args: Array) -> Flat:
+        arguments = args[: len(avals)]
+        values, tangents = pushed(
+            lambda *args: list(fn(*args)), arguments, argnums, args[len(avals) :]
+        )
+        return [*values, *tangents]
+
+    with tag.untagged():
+        closed = jax.make_jaxpr(values_and_tangents)(*avals, *(avals[i] for i in argnums))
+    if _work(closed.jaxpr) > COMPARISON.max_work:
+        raise TooLarge
+    return closed
+
+
+def _evaluated(closed: ClosedJaxpr, arguments: Flat) -> Flat:
+    return evaluate_by_numpy(closed.jaxpr, closed.consts, arguments, wide=True)
 
 
 class TooLarge(Exception):
     """Raised if a comparison would take too long."""
 
 
-def _random(avals: Sequence[Any], seed: int, attempt: int = 0) -> list[Any]:
+def _random(avals: Sequence[Aval], seed: int, attempt: int = 0) -> list[Array]:
     """Returns small random numbers. Square matrices are near the identity: positive definite, if they are covariances.
 
     At later attempts numbers are positive, and vectors smaller: the square root of a variance less a square is finite.
     """
     rng = np.random.default_rng(seed)
 
-    def of(aval: Any) -> Any:
+    def random(aval: Aval) -> Any:
         if aval.dtype == bool:
             return rng.random(aval.shape) < 0.5
         if jnp.issubdtype(aval.dtype, jnp.integer):
             return rng.integers(0, 3, aval.shape).astype(aval.dtype)
         if jnp.issubdtype(aval.dtype, jnp.complexfloating):
-            return _SCALE * (rng.normal(size=aval.shape) + 1j * rng.normal(size=aval.shape))
-        values = _SCALE * rng.normal(size=aval.shape)
+            real = rng.normal(size=aval.shape)
+            return COMPARISON.scale * (real + 1j * rng.normal(size=aval.shape))
+        values = COMPARISON.scale * rng.normal(size=aval.shape)
         if aval.ndim > 1 and aval.shape[-2] == aval.shape[-1]:
             return values / np.sqrt(aval.shape[-1]) + np.eye(aval.shape[-1])
-        return np.abs(values) / (4**attempt if aval.ndim else 1) if attempt else values
+        if not attempt:
+            return values
+        return np.abs(values) / (4**attempt if aval.ndim else 1)
 
-    return list(map(of, avals))
+    return list(map(random, avals))
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: Array) -> bool:
     return value.dtype.kind not in "fc" or bool(np.isfinite(value).all())
 
 
-def _relative_error(computed: Any, expected: Any) -> float:
+def _relative_error(computed: Array, expected: Array) -> float:
     """Returns the largest difference, in units of the largest element; infinite where only one of two is finite."""
     if expected.dtype.kind not in "fc":
         return 0.0 if np.array_equal(computed, expected) else np.inf
@@ -145,13 +179,10 @@ def _work(jaxpr: Any, inside: dict[int, float] | None = None) -> float:
                 inside[id(body)] = _work(body, inside)
             inner.append(inside[id(body)])
         steps = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        total += (
-            _CALL
-            + steps * max(inner, default=0.0)
-            + sum(jaxprs.elements(v.aval.shape) for v in eqn.outvars)
-        )
+        total += COMPARISON.operation_work + steps * max(inner, default=0.0)
+        total += sum(jaxprs.elements(v.aval.shape) for v in eqn.outvars)
         if eqn.primitive.name == "dot_general":
-            total += jaxprs.operations(eqn) / 8
+            total += jaxprs.operations(eqn) / COMPARISON.operations_per_element
     return total
 
 
@@ -164,8 +195,8 @@ Derive = Callable[[ScanParams], Any]
 
 
 @dataclass(frozen=True)
-class _Comparison:
-    """A loop and how to derive a program; equal comparisons have the same text."""
+class _Question:
+    """A loop and how to derive a program; equal questions have the same text."""
 
     text: str
     kind: str
@@ -188,37 +219,37 @@ def validate(scan: ScanParams, kind: str, derive: Derive) -> tuple[bool, str]:
         if not is_traced(const):
             digest.update(np.asarray(const).tobytes())
     text = f"{kind} {scan.n_consts} {scan.n_carry} {scan.length} {scan.reverse} {digest.hexdigest()} {step}"
-    agrees, note = _compare(_Comparison(text, kind, scan, derive))
+    agrees, note = _compare(_Question(text, kind, scan, derive))
     assert agrees or not strict_passes.value, f"{kind}: {note}"
     return agrees, note
 
 
 @functools.lru_cache(maxsize=1024)
-def _compare(comparison: _Comparison) -> tuple[bool, str]:
-    program = jaxprs.inlined(comparison.scan.jaxpr)
+def _compare(question: _Question) -> tuple[bool, str]:
+    program = jaxprs.inlined(question.scan.jaxpr)
     if any(jnp.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in program.invars):
         return True, "not compared with the loop: it reads random keys"
     try:
-        difference = _difference_when_small(comparison.scan, comparison.derive, program)
+        difference = _difference_when_small(question.scan, question.derive, program)
     except TooLarge:
         return True, "not compared with the loop: too large"
     except TooMuchWork:
         raise
     except Exception as error:
-        return (
-            True,
-            f"not compared with the loop, which raises {type(error).__name__} on small arrays",
-        )
+        kind = type(error).__name__
+        return True, f"not compared with the loop, which raises {kind} on small arrays"
     if difference is None:
         return True, ""
     note = f"on random numbers, {difference} (please report it)"
-    observers.warn_once(("derived", comparison.kind), f"{comparison.kind}: {note}")
+    observers.warn_once(("derived", question.kind), f"{question.kind}: {note}")
     return False, note
 
 
 def _difference_when_small(scan: ScanParams, derive: Derive, program: jaxprs.Program) -> str | None:
+    """Compares with axes made smaller, where they can be."""
     try:
-        run, avals = resized(program, list(zip(scan.partition(program.invars)[1], program.outvars)))
+        _, carry, _ = scan.partition(program.invars)
+        run, avals = resized(program, list(zip(carry, program.outvars)))
         with tag.untagged():
             small = jax.make_jaxpr(run)(*avals)
         return _difference(replace(scan, jaxpr=small), derive, avals)
@@ -228,7 +259,8 @@ def _difference_when_small(scan: ScanParams, derive: Derive, program: jaxprs.Pro
         return _difference(scan, derive, [v.aval for v in program.invars])
 
 
-def _difference(scan: ScanParams, derive: Derive, avals: Sequence[Any]) -> str | None:
+def _difference(scan: ScanParams, derive: Derive, avals: Sequence[Aval]) -> str | None:
+    """Compares a loop, or a step alone, with what is derived from it."""
     with tag.untagged():
         derived = derive(scan)
     if derived is None:
@@ -241,17 +273,17 @@ def _difference(scan: ScanParams, derive: Derive, avals: Sequence[Any]) -> str |
         return scan.flat(lambda consts, init, xs, length: run(consts, init, xs))
 
     consts, init, xs = scan.partition(avals)
-    stacks = [jax.ShapeDtypeStruct((scan.length, *a.shape), a.dtype) for a in xs]
+    stacked = [jax.ShapeDtypeStruct((scan.length, *a.shape), a.dtype) for a in xs]
     loop = scanned(step, scan)
-    return disagreement(flat(derived), flat(loop), [*consts, *init, *stacks])
+    return disagreement(flat(derived), flat(loop), [*consts, *init, *stacked])
 
 
 def lifted(program: jaxprs.Program, n_carry: int, length: int, reverse: bool) -> ScanParams:
-    """Returns a loop whose constants are those of a program of the step that are traced."""
+    """Returns a loop of a step as a program, whose traced constants become constants of the loop."""
     traced = [i for i, c in enumerate(program.consts) if is_traced(c)]
     names = (*(program.constvars[i] for i in traced), *program.invars)
 
-    def step(*args: Any) -> Flat:
+    def step(*args: Array) -> Flat:
         consts = jaxprs.replaced(program.consts, traced, args)
         return replace(program, consts=tuple(consts)).run(*args[len(traced) :])
 
@@ -264,10 +296,10 @@ def scanned(step: Function, scan: ScanParams) -> Run:
     """Returns `jax.lax.scan` of a flat step."""
 
     def run(consts: Flat, init: Flat, xs: Flat) -> tuple[Flat, Flat]:
-        def of_carry(carry: Flat, x: Flat) -> tuple[Flat, Flat]:
+        def scan_step(carry: Flat, x: Flat) -> tuple[Flat, Flat]:
             outs = step(*consts, *carry, *x)
             return list(outs[: len(init)]), list(outs[len(init) :])
 
-        return jax.lax.scan(of_carry, list(init), list(xs), scan.length, reverse=scan.reverse)
+        return jax.lax.scan(scan_step, list(init), list(xs), scan.length, reverse=scan.reverse)
 
     return run

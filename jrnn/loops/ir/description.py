@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn, Var, primitives
+from jrnn.jaxprs import Atom, Eqn, Var, primitives
 from jrnn.jaxprs.jax_internals import scopes, source_line
 from jrnn.loops.ir import observers
 from jrnn.loops.ir.loop import Loop
@@ -21,12 +21,11 @@ class Item(NamedTuple):
     bytes: int
 
     def __str__(self) -> str:
-        return f"{self.what} {self.type}, {self.bytes:,} bytes" + (
-            f" at {self.where}" if self.where else ""
-        )
+        where = f" at {self.where}" if self.where else ""
+        return f"{self.what} {self.type}, {self.bytes:,} bytes{where}"
 
 
-def items(values: Iterable[Any], loop: Loop, per_step: bool = True) -> tuple[Item, ...]:
+def items(values: Iterable[Atom], loop: Loop, per_step: bool = True) -> tuple[Item, ...]:
     """Returns the items of the variables among values of a loop, of which there is one a step, or one in all."""
     producers = jaxprs.producers(loop.eqns)
     count = jaxprs.extent(loop.length) if per_step else 1
@@ -93,13 +92,8 @@ def described(loop: Loop, *remarks: str) -> Description:
 
 def contractions(eqns: Sequence[Eqn]) -> int:
     """Returns the number of contractions among equations, their branches and inner loops."""
-    eqns = [
-        *eqns,
-        *(
-            e
-            for eqn in eqns
-            for jaxpr in jaxprs.sub_jaxprs(eqn)
-            for e in jaxprs.all_equations(jaxpr)
-        ),
-    ]
-    return sum(map(primitives.is_contraction, eqns))
+    count = sum(map(primitives.is_contraction, eqns))
+    for eqn in eqns:
+        for jaxpr in jaxprs.sub_jaxprs(eqn):
+            count += sum(map(primitives.is_contraction, jaxprs.all_equations(jaxpr)))
+    return count

@@ -43,9 +43,8 @@ class Loop:
     length: Any  # an integer, or a symbolic dimension of `jax.export`
     reverse: bool
     unroll: int
-    recomputes: bool = (
-        False  # its step computes values again, because the caller's `recompute` asks for it
-    )
+    # Its step computes values again, because the caller's `recompute` asks for it.
+    recomputes: bool = False
 
     @property
     def inputs(self) -> tuple[Var, ...]:
@@ -62,17 +61,15 @@ class Loop:
         for eqn in self.eqns:
             unknown = [v for v in jaxprs.inputs(eqn) if v not in defined]
             assert not unknown, f"{eqn.primitive} reads {unknown}, which nothing defines before it"
-            assert not defined.intersection(eqn.outvars), (
-                f"{eqn.primitive} defines a variable a second time"
-            )
+            is_new = defined.isdisjoint(eqn.outvars)
+            assert is_new, f"{eqn.primitive} defines a variable a second time"
             defined.update(eqn.outvars)
-        assert all(jaxprs.is_literal(a) or a in defined for a in self.outputs), (
-            "an output is not defined"
-        )
+        assert defined.issuperset(jaxprs.variables(self.outputs)), "an output is not defined"
         assert len(self.carry) == len(self.carry_out)
         for old, new in zip(self.carry, self.carry_out):
-            types = [(a.aval.shape, a.aval.dtype) for a in (old, new)]
-            assert types[0] == types[1], f"a carry changes from {types[0]} to {types[1]}"
+            old_type = (old.aval.shape, old.aval.dtype)
+            new_type = (new.aval.shape, new.aval.dtype)
+            assert old_type == new_type, f"a carry changes from {old_type} to {new_type}"
         return self
 
     def step(self, *args: Any) -> list[Any]:
@@ -94,9 +91,8 @@ class Loop:
             return outs[: len(carry)], outs[len(carry) :]
 
         call = calling(self.closed())
-        if not xs and not jaxprs.is_known(
-            length
-        ):  # `jax.lax.scan` takes a symbolic length only from xs
+        if not xs and not jaxprs.is_known(length):
+            # `jax.lax.scan` takes a symbolic length only from xs.
             xs = [jnp.arange(length)]
         steps = None if xs else length
         return jax.lax.scan(
@@ -109,7 +105,7 @@ class Loop:
         Args:
             rule: `(eqn, env)` returns new values for an equation's results, or None to keep it.
         """
-        every = (*self.inputs, *(v for eqn in self.eqns for v in eqn.outvars))
+        every = (*self.inputs, *jaxprs.producers(self.eqns))
         variables = [v for v in every if are_arrays([v.aval])]
         changed: list[Eqn] = []
 
@@ -127,7 +123,7 @@ class Loop:
         program = jaxprs.trace(values, [v.aval for v in variables], LOWERED_CALLS)
         assert not program.constvars, "a rewrite may not add constants"
         names: Names = dict(zip(program.invars, variables))
-        results = [v for eqn in changed for v in eqn.outvars]
+        results = jaxprs.producers(changed)
         names.update(zip(results, [named(names, a) for a in program.outvars]))
         sources = jaxprs.producers(program.eqns)
         eqns = {}
@@ -153,9 +149,12 @@ class Loop:
     def with_eqns(self, eqns: Sequence[Eqn], outputs: Sequence[Atom]) -> Loop:
         """Returns the loop with other equations and outputs, without what is dead."""
         eqns, _ = jaxprs.needed(eqns, outputs, set(self.inputs), effects=True)
-        n = len(self.carry)
+        n_carry = len(self.carry)
         changed = replace(
-            self, eqns=tuple(eqns), carry_out=tuple(outputs[:n]), ys=tuple(outputs[n:])
+            self,
+            eqns=tuple(eqns),
+            carry_out=tuple(outputs[:n_carry]),
+            ys=tuple(outputs[n_carry:]),
         )
         return changed.verify() if strict_passes.value else changed
 
@@ -205,16 +204,28 @@ class ScanParams:
 
     @staticmethod
     def of(params: dict[str, Any]) -> ScanParams:
-        counts = jaxprs.scan_counts(params)
+        """Returns the parameters of JAX's equation."""
+        n_consts, n_carry = jaxprs.scan_counts(params)
         return ScanParams(
-            params["jaxpr"], *counts, *(params[name] for name in ("length", "reverse", "unroll"))
+            jaxpr=params["jaxpr"],
+            n_consts=n_consts,
+            n_carry=n_carry,
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
         )
 
     @staticmethod
     def of_loop(loop: Loop, length: Any = None) -> ScanParams:
-        """Returns the parameters of an equation that runs a loop, or so many of its steps."""
-        counts = len(loop.consts), len(loop.carry)
-        return ScanParams(loop.closed(), *counts, length or loop.length, loop.reverse, loop.unroll)
+        """Returns the parameters of an equation that runs a loop, or some number of its steps."""
+        return ScanParams(
+            jaxpr=loop.closed(),
+            n_consts=len(loop.consts),
+            n_carry=len(loop.carry),
+            length=length or loop.length,
+            reverse=loop.reverse,
+            unroll=loop.unroll,
+        )
 
     def partition(
         self, values: Sequence[Any]
@@ -228,19 +239,27 @@ class ScanParams:
     ) -> Callable[..., list[Any]]:
         """Returns a function of a list of all, from one of constants, carries, inputs and the length.
 
-        `values` are those of the constants that are not in the list, which come first.
+        `values` has the values of constants that are not in the list, which come first.
         """
 
-        def of(*args: Any) -> list[Any]:
+        def flat(*args: Any) -> list[Any]:
             consts, init, xs = self.partition(args)
             carry, ys = run([*values, *consts], init, xs, self.length)
             return [*carry, *ys]
 
-        return of
+        return flat
 
     def loop(self, program: jaxprs.Program) -> Loop:
-        """Returns the loop of the step as a program. The first of `Loop.consts` are its constants, whose values it has."""
+        """Returns the loop of the step as a program, whose own constants (`program.consts`) are first in `Loop.consts`."""
         consts, carry, xs = self.partition(program.invars)
-        outs = program.outvars[: self.n_carry], program.outvars[self.n_carry :]
-        inputs = (*program.constvars, *consts), tuple(carry), tuple(xs)
-        return Loop(program.eqns, *inputs, *outs, self.length, self.reverse, self.unroll)
+        return Loop(
+            eqns=program.eqns,
+            consts=(*program.constvars, *consts),
+            carry=tuple(carry),
+            xs=tuple(xs),
+            carry_out=program.outvars[: self.n_carry],
+            ys=program.outvars[self.n_carry :],
+            length=self.length,
+            reverse=self.reverse,
+            unroll=self.unroll,
+        )

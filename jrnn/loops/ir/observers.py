@@ -21,7 +21,7 @@ from jrnn.loops.ir.loop import strict_passes
 OURS = str(Path(__file__).parents[2]) + os.sep
 _INSTALLED = os.sep + "site-packages" + os.sep
 hide_lines_of(str(Path(__file__).parents[1]))  # plans show the user's lines instead
-_FRAMES = 200  # of a traceback, from the loop outwards
+MAX_FRAMES = 200  # of a traceback, from the loop outwards
 
 LOG = logging.getLogger("jrnn.loops")
 _logged: set[Hashable] = set()  # the kinds of reasons that were warnings
@@ -60,7 +60,7 @@ class Plans(list[Any]):
         """All notes, each once."""
         return list(dict.fromkeys(note for notes in self.notes_at.values() for note in notes))
 
-    def hear(self, what: Any) -> None:
+    def record(self, what: Any) -> None:
         """Adds a plan or a note, where JAX's source information is the loop's."""
         place = current_place()
         with self.lock:
@@ -76,37 +76,39 @@ class Plans(list[Any]):
 
 def _log(what: Any) -> None:
     if LOG.isEnabledFor(logging.DEBUG):
-        LOG.debug(
-            "%s: %s", place_text(current_place()), what if isinstance(what, str) else what.text()
-        )
+        text = what if isinstance(what, str) else what.text()
+        LOG.debug("%s: %s", place_text(current_place()), text)
 
 
-# Functions of a plan or a note. They hear of all threads, and are called where JAX's source information is the loop's.
-listeners: list[Callable[[Any], None]] = [_log]
+# Functions of a plan or a note. They are called from all threads, where JAX's source information is the loop's.
+subscribers: list[Callable[[Any], None]] = [_log]
 
 
 @contextmanager
 def collected() -> Iterator[Plans]:
-    """Collects the plans of the loops that are lowered in this context. Listeners do not hear of these."""
+    """Collects the plans of the loops that are lowered in this context. Subscribers do not get them."""
     plans = Plans()
     with _collector(plans):
         yield plans
 
 
 def has_observers() -> bool:
-    """Returns whether anyone hears of what is lowered."""
-    return _collector.value is not None or len(listeners) > 1 or LOG.isEnabledFor(logging.DEBUG)
+    """Returns whether anything records what is lowered."""
+    return _collector.value is not None or len(subscribers) > 1 or LOG.isEnabledFor(logging.DEBUG)
 
 
 def notify(what: Any) -> None:
     """Adds the plan of a loop that is lowered, or a note."""
     plans = _collector.value
-    for listener in tuple(listeners) if plans is None else (plans.hear,):
-        listener(what)
+    if plans is not None:
+        plans.record(what)
+        return
+    for subscriber in tuple(subscribers):
+        subscriber(what)
 
 
 def notify_plan(plan: Any) -> None:
-    """Tells observers of a plan, if there are any, with how long it compiles."""
+    """Notifies observers of a plan, if there are any, with how long it compiles."""
     if has_observers():
         notify(plan.with_compilation())
 
@@ -153,7 +155,8 @@ def warn_once(kind: Hashable, reason: str) -> None:
 def place_text(place: Place) -> str:
     """Returns a place as text."""
     where, caller = place
-    return f"{where or _INSIDE}{f', from {caller}' if caller else ''}"
+    where = where or _INSIDE
+    return f"{where}, from {caller}" if caller else where
 
 
 def current_place() -> Place:
@@ -161,14 +164,12 @@ def current_place() -> Place:
 
     A loop in an installed package has both; for a loop in the user's own code the second is "".
     """
-    inwards = current_lines(_FRAMES)
+    inwards = current_lines(MAX_FRAMES)
     frames = [frame for frame in inwards if not frame.startswith(OURS)]
     where = next(iter(frames or inwards), "")  # a line of jrnn itself in `jrnn train`
-    user_line = (
-        next((frame for frame in frames if _INSTALLED not in frame), "")
-        if _INSTALLED in where
-        else ""
-    )
+    user_line = ""
+    if _INSTALLED in where:
+        user_line = next((frame for frame in frames if _INSTALLED not in frame), "")
     return short_path(where), short_path(user_line)
 
 

@@ -7,29 +7,26 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from jrnn import jaxprs
 from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS, scan_p
 from jrnn.loops.ir import tag
 from jrnn.loops.ir.loop import Loop, ScanParams
 
-# `(carry, xs, steps) -> (carry, ys)` over some of the steps.
-RunSome = Callable[[Any, Any, Any], tuple[Any, Any]]
-_UNROLLED = (
-    3  # so many pieces before the last one are no loop, which would copy what it reads and writes
-)
-
-
 # A pytree of arrays, such as a carry.
 Tree = Any
 # `(carry, x) -> (carry, y)`, for pytrees.
 StepFn = Callable[[Tree, Tree], tuple[Tree, Tree]]
+# `(carry, xs, steps) -> (carry, ys)` over some of the steps.
+RunSome = Callable[[Tree, Tree, int], tuple[Tree, Tree]]
+# Up to this number of checkpointed segments are unrolled, since a loop copies its buffers.
+MAX_UNROLLED_SEGMENTS = 3
 
 
 class FlatScan(NamedTuple):
@@ -42,41 +39,45 @@ class FlatScan(NamedTuple):
         carry, ys: the structures of the carry and of the outputs.
     """
 
-    step: Callable[[Any, Any], list[Any]]
-    init: list[Any]
-    xs: list[Any]
+    step: Callable[[Sequence[Array], Sequence[Array]], list[Array]]
+    init: list[Array]
+    xs: list[Array]
     length: Any
-    carry: Any
-    ys: Any
+    carry: Tree
+    ys: Tree
 
     @staticmethod
-    def of(f: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool) -> FlatScan:
+    def of(f: StepFn, init: Tree, xs: Tree, length: Any, reverse: bool) -> FlatScan:
         """Returns a scan of pytrees as one of lists. Raises the errors of `jax.lax.scan`."""
         last, ys = jax.eval_shape(lambda init, xs: lax.scan(f, init, xs, length, reverse), init, xs)
-        leaves, tree = jax.tree.flatten(promoted(init, last))
-        stacks, of_x = jax.tree.flatten(jax.tree.map(jnp.asarray, xs))
+        leaves, of_carry = jax.tree.flatten(promoted(init, last))
+        stacked, of_x = jax.tree.flatten(jax.tree.map(jnp.asarray, xs))
 
-        def step(carry: Any, x: Any) -> list[Any]:
+        def step(carry: Sequence[Array], x: Sequence[Array]) -> list[Array]:
             with tag.untagged():
-                new, y = f(jax.tree.unflatten(tree, carry), jax.tree.unflatten(of_x, x))
-            typed = (jnp.asarray(v).astype(h.dtype) for v, h in zip(jax.tree.leaves(new), leaves))
-            return [*typed, *jax.tree.leaves(y)]
+                new, y = f(jax.tree.unflatten(of_carry, carry), jax.tree.unflatten(of_x, x))
+            outs = []
+            for value, h in zip(jax.tree.leaves(new), leaves):
+                outs.append(jnp.asarray(value).astype(h.dtype))
+            return outs + jax.tree.leaves(y)
 
         return FlatScan(
-            step,
-            leaves,
-            stacks,
-            stacks[0].shape[0] if stacks else length,
-            tree,
-            jax.tree.structure(ys),
+            step=step,
+            init=leaves,
+            xs=stacked,
+            length=stacked[0].shape[0] if stacked else length,
+            carry=of_carry,
+            ys=jax.tree.structure(ys),
         )
 
     def closed(self) -> Any:
         """Returns the step as a closed jaxpr."""
-        of_step = [
-            jax.eval_shape(lambda v: lax.index_in_dim(v, 0, keepdims=False), x) for x in self.xs
-        ]
-        return jax.make_jaxpr(self.step)(self.init, of_step)
+
+        def first(x: Array) -> Array:
+            return lax.index_in_dim(x, 0, keepdims=False)
+
+        x_types = [jax.eval_shape(first, x) for x in self.xs]
+        return jax.make_jaxpr(self.step)(self.init, x_types)
 
 
 def traced_loops(fn: Callable[..., Any], *args: Any) -> list[Loop]:
@@ -89,28 +90,30 @@ def traced_loops(fn: Callable[..., Any], *args: Any) -> list[Loop]:
     return loops
 
 
-def promoted(init: Any, last: Any) -> Any:
+def promoted(init: Tree, last: Tree) -> Tree:
     """Returns the leaves of `init` with the dtypes and weak types of the leaves of `last`."""
 
-    def leaf(x: Any, a: Any) -> Any:
-        x_type = jax.typeof(x)
-        same = x_type.dtype == a.dtype and getattr(x_type, "weak_type", False) == getattr(
-            a, "weak_type", False
-        )
-        return jnp.asarray(x) if same else lax.convert_element_type(x, a.dtype)
+    def is_weak(aval: Any) -> bool:
+        return getattr(aval, "weak_type", False)
+
+    def leaf(x: Array, last: Any) -> Array:
+        aval = jax.typeof(x)
+        if aval.dtype == last.dtype and is_weak(aval) == is_weak(last):
+            return jnp.asarray(x)
+        return lax.convert_element_type(x, last.dtype)
 
     return jax.tree.map(leaf, init, last)
 
 
 def scan_in_chunks(
     run: RunSome,
-    carry: Any,
-    xs: Any,
+    carry: Tree,
+    xs: Tree,
     steps: int,
     size: int,
     reverse: bool,
-    wrap: Callable[..., Any] = lambda f: f,
-) -> tuple[Any, Any]:
+    wrap: Callable[[StepFn], StepFn] = lambda f: f,
+) -> tuple[Tree, Tree]:
     """Runs a loop as a loop over chunks of steps, which needs memory for one chunk at a time.
 
     Args:
@@ -128,15 +131,22 @@ def scan_in_chunks(
     head = jax.tree.map(lambda x: jnp.reshape(x[: whole * size], (whole, size, *x.shape[1:])), xs)
     tail = jax.tree.map(lambda x: x[whole * size :], xs)
 
-    def run_head(carry: Any) -> tuple[Any, Any]:
-        body = wrap(lambda carry, chunk: run(carry, chunk, size))
+    remainder = steps - whole * size
+
+    def run_chunk(carry: Tree, chunk: Tree) -> tuple[Tree, Tree]:
+        return run(carry, chunk, size)
+
+    def run_remainder(carry: Tree, chunk: Tree) -> tuple[Tree, Tree]:
+        return run(carry, chunk, remainder)
+
+    def run_head(carry: Tree) -> tuple[Tree, Tree]:
+        body = wrap(run_chunk)
         carry, ys = jax.lax.scan(body, carry, head, length=whole, reverse=reverse)
         return carry, jax.tree.map(lambda y: jnp.reshape(y, (whole * size, *y.shape[2:])), ys)
 
-    remainder = steps - whole * size
     if not remainder:
         return run_head(carry)
-    run_tail = wrap(lambda carry, chunk: run(carry, chunk, remainder))
+    run_tail = wrap(run_remainder)
     if reverse:
         carry, tail_ys = run_tail(carry, tail)
         carry, head_ys = run_head(carry)
@@ -147,51 +157,52 @@ def scan_in_chunks(
 
 
 def scan_in_pieces(
-    run: RunSome, carry: Any, xs: Any, steps: int, size: int, reverse: bool
-) -> tuple[Any, Any]:
-    """Runs a loop in pieces, of which all but the last are a `jax.checkpoint`: of these only the first carry is a residual.
+    run: RunSome, carry: Tree, xs: Tree, steps: int, size: int, reverse: bool
+) -> tuple[Tree, Tree]:
+    """Runs a loop in segments. All but the last one are a `jax.checkpoint`, whose first carry alone is a residual.
 
-    The reverse pass begins with the last piece, so that computing its steps a second time would save nothing. Where XLA
-    drops the barriers of a checkpoint, all pieces are in a loop, and all are computed again.
+    The reverse pass begins with the last segment, so that computing its steps a second time would save nothing. Where XLA
+    drops the barriers of a checkpoint, all segments are in a loop, and all are computed again.
 
     Args:
         run: runs some of the steps.
         carry, xs: the inputs of the whole loop, pytrees.
         steps: T.
-        size: the most steps of a piece.
+        size: the most steps of a segment.
         reverse: whether time runs backwards.
 
     Returns:
         The last carry, and the stacked outputs.
     """
 
-    def part(start: int, stop: int) -> Any:
+    def inputs(start: int, stop: int) -> Tree:
         """Returns the inputs from a step to another, counted in the direction of time."""
-        ends = (steps - stop, steps - start) if reverse else (start, stop)
-        return jax.tree.map(lambda x: x[slice(*ends)], xs)
+        span = slice(steps - stop, steps - start) if reverse else slice(start, stop)
+        return jax.tree.map(lambda x: x[span], xs)
 
-    def in_loop(carry: Any, stop: int) -> tuple[Any, Any]:
+    def in_loop(carry: Tree, stop: int) -> tuple[Tree, Tree]:
         # Inside a loop, XLA cannot merge the second computation with the first, so `prevent_cse` is not needed.
         wrap = functools.partial(jax.checkpoint, prevent_cse=False)
-        return scan_in_chunks(run, carry, part(0, stop), stop, size, reverse, wrap)
+        return scan_in_chunks(run, carry, inputs(0, stop), stop, size, reverse, wrap)
 
     count = math.ceil(steps / size)
     if not XLA_KEEPS_BARRIERS and count > 1:
         return in_loop(carry, steps)
     if steps - steps // count * (count - 1) <= size:
-        size = steps // count  # the last piece is the longest
-    again = size * (count - 1)
+        size = steps // count  # the last segment is the longest
+    recomputed_steps = size * (count - 1)
     outputs = []
-    if count - 1 > _UNROLLED:
-        carry, ys = in_loop(carry, again)
+    if count - 1 > MAX_UNROLLED_SEGMENTS:
+        carry, ys = in_loop(carry, recomputed_steps)
         outputs.append(ys)
     else:
-        piece = jax.checkpoint(lambda carry, xs: run(carry, xs, size))
-        for start in range(0, again, size):
-            carry, ys = piece(carry, part(start, start + size))
+        segment = jax.checkpoint(lambda carry, xs: run(carry, xs, size))
+        for start in range(0, recomputed_steps, size):
+            carry, ys = segment(carry, inputs(start, start + size))
             outputs.append(ys)
-    carry, ys = run(carry, part(again, steps), steps - again)
+    last = inputs(recomputed_steps, steps)
+    carry, ys = run(carry, last, steps - recomputed_steps)
     outputs.append(ys)
-    return carry, jax.tree.map(
-        lambda *parts: jnp.concatenate(parts), *(outputs[::-1] if reverse else outputs)
-    )
+    if reverse:
+        outputs.reverse()
+    return carry, jax.tree.map(lambda *ys: jnp.concatenate(ys), *outputs)

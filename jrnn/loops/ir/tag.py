@@ -85,12 +85,12 @@ def tagged(tag: Tag) -> AbstractContextManager[None]:
 
 def metadata(tag: Tag) -> dict[str, str]:
     """Returns the tag, which is short, for JAX writes it at each equation: the fields that differ from their defaults."""
-    fields = [(of, name, value) for of in tag for name, value in of._asdict().items()]
-    return {
-        TAG: json.dumps(
-            {name: value for of, name, value in fields if value != of._field_defaults[name]}
-        )
-    }
+    fields: dict[str, Any] = {}
+    for part in tag:
+        for name, value in part._asdict().items():
+            if value != part._field_defaults[name]:
+                fields[name] = value
+    return {TAG: json.dumps(fields)}
 
 
 def untagged() -> AbstractContextManager[None]:
@@ -111,8 +111,6 @@ def tag_in(metadata: Mapping[str, Any] | None) -> Tag | None:
     fields = json.loads(text)
     if isinstance(fields.get("recompute"), list):
         fields["recompute"] = tuple(fields["recompute"])
-    parts = (
-        {name: fields[name] for name in kind._fields if name in fields}
-        for kind in (Options, Provenance)
-    )
-    return Tag(*(kind(**part) for kind, part in zip((Options, Provenance), parts)))
+    options = {name: value for name, value in fields.items() if name in Options._fields}
+    provenance = {name: value for name, value in fields.items() if name in Provenance._fields}
+    return Tag(Options(**options), Provenance(**provenance))

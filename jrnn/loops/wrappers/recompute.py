@@ -6,7 +6,7 @@ Shapes: T time.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -37,7 +37,7 @@ def check(recompute: object) -> None:
     )
 
 
-def hashable(recompute: Recompute) -> Recompute:
+def hashable(recompute: Recompute) -> Any:
     """Returns names as a tuple, and other values as they are."""
     return tuple(sorted(recompute)) if isinstance(recompute, _COLLECTIONS) else recompute
 
