@@ -1,4 +1,4 @@
-"""Masked and stopped steps run in a branch, and select nothing there: in place, without placeholder inputs, with gradients."""
+"""Masked and stopped steps run in a branch, and select nothing there: in place, with inputs of their own, with gradients."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def enclosed(eqns: Iterable[Eqn], env: dict[Var, Box]) -> tuple[dict[Var, Box], 
     """
     all_jumps: list[Array] = []
 
-    def boxes(eqn: Eqn, *operands: Box) -> list[Box]:
+    def boxes(eqn, *operands):
         centers = jaxprs.bind(eqn, *(box.center for box in operands))
         if _are_exact(operands):
             return list(map(Box, centers))
@@ -139,7 +139,7 @@ def _smooth(radius_of: RadiusOf, ulps: float = 1, min_size: float = 0) -> Rule:
         min_size: results smaller than this are rounded as if they had this size.
     """
 
-    def rule(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
+    def rule(eqn, operands, centers):
         (center,) = centers
         radius = radius_of(eqn, *operands)
         image = primitives.row_of(eqn).image
@@ -157,7 +157,7 @@ def _smooth(radius_of: RadiusOf, ulps: float = 1, min_size: float = 0) -> Rule:
 def _sloped(slope: SlopeBound, min_size: float = 0) -> Rule:
     """The rule of a function of one variable, by the mean value theorem."""
 
-    def radius_of(eqn: Eqn, a: Box) -> Array:
+    def radius_of(eqn, a):
         return slope(eqn, *_ends(a)) * a.radius
 
     return _smooth(radius_of, FUNCTION_ULPS, min_size)
@@ -182,7 +182,7 @@ def _farthest(lo: Array, hi: Array) -> Array:
 def _above(limit: float, slope: Slope) -> SlopeBound:
     """The slope of a function of numbers above a limit, which is steepest at the lower bound."""
 
-    def bound(eqn: Eqn, lo: Array, hi: Array) -> Array:
+    def bound(eqn, lo, hi):
         is_defined = lo > limit
         return jnp.where(is_defined, slope(jnp.where(is_defined, lo, limit + 1)), jnp.inf)
 
@@ -192,7 +192,7 @@ def _above(limit: float, slope: Slope) -> SlopeBound:
 def _inside(slope: Slope) -> SlopeBound:
     """The slope of a function of numbers between -1 and 1, which is steepest at the bound nearest to one of these."""
 
-    def bound(eqn: Eqn, lo: Array, hi: Array) -> Array:
+    def bound(eqn, lo, hi):
         at = _farthest(lo, hi)
         return jnp.where(at < 1, slope(jnp.where(at < 1, at, 0)), jnp.inf)
 
@@ -305,7 +305,7 @@ def _pow(eqn: Eqn, a: Box, b: Box) -> Array:
         raise NotEnclosed("pow")
     lo, hi = _ends(a)
 
-    def slope_at(x: Array) -> Array:
+    def slope_at(x):
         return jnp.abs(b.center * jnp.where(lo > 0, x, 1) ** (b.center - 1))
 
     return jnp.where(lo > 0, jnp.maximum(slope_at(lo), slope_at(hi)), jnp.inf) * a.radius
@@ -315,7 +315,7 @@ def _angle(eqn: Eqn, y: Box, x: Box) -> Array:
     """The angle of a point moves by at most its way over its distance from the origin, unless it may cross the cut."""
     wide = jnp.promote_types(_wide(y.center), _wide(x.center))
 
-    def least_size(box: Box) -> Array:
+    def least_size(box):
         center = box.center.astype(wide)
         return _nearest(center - box.radius, center + box.radius)
 
@@ -392,7 +392,7 @@ def _product(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJump
     depth = math.prod(a.center.shape[axis] for axis in numbers[0][0])
     dtype = jnp.promote_types(_wide(a.center), _wide(b.center))
 
-    def times(x: Array, y: Array) -> Array:
+    def times(x, y):
         return lax.dot_general(
             x.astype(dtype), y.astype(dtype), numbers, precision=lax.Precision.HIGHEST
         )
@@ -425,7 +425,7 @@ def _compared(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJum
 def _stepped(interval: Callable[[Array], Array], height: float) -> Rule:
     """The rule of functions that are constant between jumps of a height; `interval` numbers the constant parts."""
 
-    def rule(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
+    def rule(eqn, operands, centers):
         (box,) = operands
         lo, hi = _ends(box)
         jumps = interval(lo) != interval(hi)

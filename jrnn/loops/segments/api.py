@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.jaxprs import Eqn, Var, primitives
+from jrnn.jaxprs import Var, primitives
 from jrnn.jaxprs.jax_internals import is_traced, named_axis
 from jrnn.jaxprs.mesh_axes import cast, like, varying_axes
 from jrnn.jaxprs.tangents import is_smooth
@@ -67,13 +67,11 @@ def _solved(segment: Segment, solver: Solver) -> Callable[..., tuple[Values, Val
     """
 
     @jax.custom_jvp
-    def solved(consts: Values, init: Values, xs: Values) -> tuple[Values, Values]:
+    def solved(consts, init, xs):
         start, _, _ = solver.starts(consts, init, xs)
         return segment.whole(consts, start, xs)
 
-    def rule(
-        primals: tuple[Values, Values, Values], tangents: tuple[Values, Values, Values]
-    ) -> tuple[tuple[Values, Values], tuple[Values, Values]]:
+    def rule(primals, tangents):
         consts, init, xs = primals
         const_tangents, init_tangents, x_tangents = tangents
         start, matrices, is_finite = solver.starts(consts, init, xs)
@@ -123,7 +121,7 @@ def _solved(segment: Segment, solver: Solver) -> Callable[..., tuple[Values, Val
 def _typed(f: StepFn) -> StepFn:
     """Returns the step with new carries that vary over the axes over which the old ones do."""
 
-    def step(carry: Tree, x: Tree) -> tuple[Tree, Tree]:
+    def step(carry, x):
         out = f(carry, x)
         if not isinstance(out, tuple) or len(out) != 2:
             return out  # `jax.lax.scan` reports it
@@ -172,7 +170,7 @@ def _loop(closed: ClosedJaxpr, n_carry: int, steps: int, shard: TimeShard) -> tu
         _varying_constant(program, v, c, shard) for v, c in zip(program.constvars, program.consts)
     ]
 
-    def rule(eqn: Eqn, *arguments: Array) -> Values | None:
+    def rule(eqn, *arguments):
         operands = list(arguments)
         for i, atom in enumerate(eqn.invars):
             if jaxprs.is_literal(atom):
@@ -185,7 +183,7 @@ def _loop(closed: ClosedJaxpr, n_carry: int, steps: int, shard: TimeShard) -> tu
         axes = varying_axes(operands)
         return jaxprs.bind(eqn, *(cast(v, axes) for v in operands))
 
-    def step(*args: Array) -> Values:
+    def step(*args):
         return replace(program, consts=args[: len(consts)]).run(*args[len(consts) :], rule=rule)
 
     avals = [*map(jax.typeof, consts), *(v.aval for v in program.invars)]
@@ -213,7 +211,7 @@ def _verified(
 ) -> list[CarryStage]:
     """Returns the stages; all are handed from device to device if a summary disagrees with the loop on random numbers."""
 
-    def summarized(scan: ScanParams) -> derived.Run:
+    def summarized(scan):
         opened = jaxprs.inlined(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS)
         loop = scan.loop(opened)
 

@@ -81,7 +81,7 @@ class Segment:
         part = part_of(loop, carry, ys, known, inputs)
         fixed = [known[v] for v in part.consts]
 
-        def step(old: Values, x: Values) -> tuple[Values, Values]:
+        def step(old, x):
             outs = part.step(*fixed, *old, *x)
             return [like(new, v) for new, v in zip(outs, old)], outs[len(old) :]
 

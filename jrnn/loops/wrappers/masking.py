@@ -218,7 +218,7 @@ def with_mask(step: StepFn, alive: Array, xs: Tree) -> StepFn:
 def _masked_step(step: StepFn, placeholders: list[Array | None], option: str) -> StepFn:
     """Returns a step `(carry, alive, x) -> (carry, y)`: where not alive, x is a placeholder, and nothing changes."""
 
-    def selected(step: StepFn, alive: Array, carry: Tree, x: Tree, where: Where) -> Tree:
+    def selected(step, alive, carry, x, where):
         """The step on selected inputs, with a selection of its results."""
         leaves, tree = jax.tree.flatten(x)
         for i, placeholder in enumerate(placeholders):
@@ -237,7 +237,7 @@ def _masked_step(step: StepFn, placeholders: list[Array | None], option: str) ->
 
         return jax.tree.map(new_or_old, new_carry, carry), jax.tree.map(y_or_zeros, y)
 
-    def masked_step(carry: Tree, alive: Array, x: Tree) -> tuple[Tree, Tree]:
+    def masked_step(carry, alive, x):
         traced = branches.Traced.of(step, carry, x)
         fits = traced is not None and _fits(traced.out, carry, promotes=False)
         if not fits or not branches.runs_in_branch(traced, alive, carry):
@@ -271,7 +271,7 @@ def with_resets(
     """
     resets = _of_all_steps(resets, "resets", steps)
 
-    def with_first(carry: Tree, reset: Array, where: Where) -> Tree:
+    def with_first(carry, reset, where):
         """Returns the carry after a reset, where there is one."""
 
         def leaf(first, old):
@@ -282,7 +282,7 @@ def with_resets(
 
         return jax.tree.map(leaf, first, carry, is_leaf=lambda leaf: leaf is None)
 
-    def resetting_step(carry: Tree, reset_and_x: tuple[Array, Tree]) -> tuple[Tree, Tree]:
+    def resetting_step(carry, reset_and_x):
         reset, x = reset_and_x
         if not branches.resets_in_branch(step, reset, carry, x):
             return step(with_first(carry, reset, _where), x)
