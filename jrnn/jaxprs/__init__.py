@@ -41,6 +41,7 @@ from jrnn.jaxprs.programs import placed as placed
 from jrnn.jaxprs.programs import read as read
 from jrnn.jaxprs.programs import replaced as replaced
 from jrnn.jaxprs.programs import shared_calls as shared_calls
+from jrnn.jaxprs.programs import take as take
 from jrnn.jaxprs.programs import trace as trace
 from jrnn.jaxprs.programs import uncast as uncast
 from jrnn.jaxprs.programs import value as value

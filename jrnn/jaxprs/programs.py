@@ -253,6 +253,11 @@ def variables(atoms: Iterable[Atom]) -> list[Var]:
     return [atom for atom in atoms if isinstance(atom, Var)]
 
 
+def take(values: Sequence[Any] | Mapping[int, Any], positions: Iterable[int]) -> list[Any]:
+    """Returns the values at some positions."""
+    return [values[i] for i in positions]
+
+
 def replaced(values: Sequence[Any], positions: Sequence[int], new: Iterable[Any]) -> list[Any]:
     """Returns the values, with new ones at some positions."""
     result = list(values)

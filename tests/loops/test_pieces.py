@@ -18,7 +18,7 @@ from spellings import programs
 
 from jrnn.bench.peers import in_mode
 from jrnn.bench.sizes import Size
-from jrnn.jaxprs import all_equations
+from jrnn.jaxprs import all_equations, sub_jaxprs
 from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS
 from jrnn.loops import scan
 from jrnn.loops.derivatives import checkpointed
@@ -35,8 +35,16 @@ def train(cell, spelling, which=scan):
 
 def steps_of(fn, *args):
     """The lengths of the forward loops and of the reverse loops of a program."""
-    eqns = all_equations(jax.make_jaxpr(fn)(*args).jaxpr)
-    loops = [eqn.params for eqn in eqns if eqn.primitive.name == "scan"]
+
+    def loops_in(jaxpr):
+        """A jaxpr that is called several times counts each time."""
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name == "scan":
+                yield eqn.params
+            for inner in sub_jaxprs(eqn):
+                yield from loops_in(inner)
+
+    loops = list(loops_in(jax.make_jaxpr(fn)(*args).jaxpr))
     return [
         [loop["length"] for loop in loops if loop["reverse"] == reverse]
         for reverse in (False, True)

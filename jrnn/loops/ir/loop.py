@@ -14,14 +14,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jax.extend.core import ClosedJaxpr
 
 from jrnn import jaxprs
 from jrnn.jaxprs import LOWERED_CALLS, Atom, Env, Eqn, Names, Program, Var, named
 from jrnn.jaxprs.jax_internals import are_arrays, calling
 
-Results = tuple[list[Any], list[Any]]  # the last carry, and the stacked ys
+Values = Sequence[Any]  # arrays
+Length = Any  # an integer, or a symbolic dimension of `jax.export`
+Results = tuple[list[Array], list[Array]]  # the last carry, and the stacked ys
 # From constants, initial carries, inputs and the length.
-RunLoop = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Any], Results]
+RunLoop = Callable[[Values, Values, Values, Length], Results]
 
 # Tests set this to verify every loop that a pass returns, and to raise errors inside passes.
 strict_passes = jax.make_user_context(False)
@@ -40,7 +44,7 @@ class Loop:
     xs: tuple[Var, ...]
     carry_out: tuple[Atom, ...]
     ys: tuple[Atom, ...]
-    length: Any  # an integer, or a symbolic dimension of `jax.export`
+    length: Length
     reverse: bool
     unroll: int
     # Its step computes values again, because the caller's `recompute` asks for it.
@@ -72,7 +76,7 @@ class Loop:
             assert old_type == new_type, f"a carry changes from {old_type} to {new_type}"
         return self
 
-    def step(self, *args: Any) -> list[Any]:
+    def step(self, *args: Array) -> list[Array]:
         """Returns the outputs of one step for these inputs."""
         env = jaxprs.evaluate(self.eqns, dict(zip(self.inputs, args)))
         return [jaxprs.value(env, a) for a in self.outputs]
@@ -81,12 +85,10 @@ class Loop:
         """Returns the step as a closed jaxpr, from `inputs` to `outputs`."""
         return Program((), (), self.inputs, self.eqns, self.outputs).closed()
 
-    def run(
-        self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
-    ) -> Results:
+    def run(self, consts: Values, init: Values, xs: Values, length: Length) -> Results:
         """Runs `length` steps with `jax.lax.scan`."""
 
-        def step(carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        def step(carry: Values, x: Values) -> tuple[list[Array], list[Array]]:
             outs = call(*consts, *carry, *x[: len(self.xs)])
             return outs[: len(carry)], outs[len(carry) :]
 
@@ -99,7 +101,7 @@ class Loop:
             step, list(init), list(xs), steps, reverse=self.reverse, unroll=self.unroll
         )
 
-    def rewrite(self, rule: Callable[[Any, Env], Sequence[Any] | None]) -> Loop:
+    def rewrite(self, rule: Callable[[Eqn, Env], Values | None]) -> Loop:
         """Puts other equations in the place of some, and traces only these.
 
         Args:
@@ -109,7 +111,7 @@ class Loop:
         variables = [v for v in every if are_arrays([v.aval])]
         changed: list[Eqn] = []
 
-        def values(*args: Any) -> list[Any]:
+        def values(*args: Array) -> list[Array]:
             env = dict(zip(variables, args))
             new = []
             for eqn in self.eqns:
@@ -158,9 +160,7 @@ class Loop:
         )
         return changed.verify() if strict_passes.value else changed
 
-    def traced(
-        self, step: Callable[..., Sequence[Any]], avals: Sequence[Any], n_carry: int
-    ) -> Loop:
+    def traced(self, step: Callable[..., Values], avals: Sequence[Any], n_carry: int) -> Loop:
         """Returns a loop with the same constants and length, and a step that is traced from a function.
 
         Args:
@@ -195,10 +195,10 @@ class ScanParams:
         length, reverse, unroll: those of `jax.lax.scan`.
     """
 
-    jaxpr: Any
+    jaxpr: ClosedJaxpr
     n_consts: int
     n_carry: int
-    length: Any
+    length: Length
     reverse: bool
     unroll: int = 1
 
@@ -216,7 +216,7 @@ class ScanParams:
         )
 
     @staticmethod
-    def of_loop(loop: Loop, length: Any = None) -> ScanParams:
+    def of_loop(loop: Loop, length: Length = None) -> ScanParams:
         """Returns the parameters of an equation that runs a loop, or some number of its steps."""
         return ScanParams(
             jaxpr=loop.closed(),
@@ -227,22 +227,20 @@ class ScanParams:
             unroll=loop.unroll,
         )
 
-    def partition(
-        self, values: Sequence[Any]
-    ) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    def partition(self, values: Values) -> tuple[Values, Values, Values]:
         """Returns the constants, the carries and the inputs of a list of all."""
         end = self.n_consts + self.n_carry
         return values[: self.n_consts], values[self.n_consts : end], values[end:]
 
     def flat(
-        self, run: Callable[..., Iterable[Any]], values: Sequence[Any] = ()
-    ) -> Callable[..., list[Any]]:
+        self, run: Callable[..., Iterable[Any]], values: Values = ()
+    ) -> Callable[..., list[Array]]:
         """Returns a function of a list of all, from one of constants, carries, inputs and the length.
 
         `values` has the values of constants that are not in the list, which come first.
         """
 
-        def flat(*args: Any) -> list[Any]:
+        def flat(*args: Array) -> list[Array]:
             consts, init, xs = self.partition(args)
             carry, ys = run([*values, *consts], init, xs, self.length)
             return [*carry, *ys]

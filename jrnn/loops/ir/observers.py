@@ -31,11 +31,13 @@ _collector = jax.make_user_context(None)
 
 _INSIDE = "inside of JAX, such as the rounds of jax.random"
 
+Plan = Any  # `jrnn.loops.plan.Plan`, which is defined in terms of this module
+PlanOrNote = Any
 Place = tuple[str, str]  # see `current_place`
 _NOWHERE = ("", "")  # of a note from a step: it is of the loop that is lowered next
 
 
-class Plans(list[Any]):
+class Plans(list[Plan]):
     """Plans of lowered loops.
 
     It is hashed and compared by identity, because JAX uses it in keys of its caches.
@@ -60,7 +62,7 @@ class Plans(list[Any]):
         """All notes, each once."""
         return list(dict.fromkeys(note for notes in self.notes_at.values() for note in notes))
 
-    def record(self, what: Any) -> None:
+    def record(self, what: PlanOrNote) -> None:
         """Adds a plan or a note, where JAX's source information is the loop's."""
         place = current_place()
         with self.lock:
@@ -74,14 +76,14 @@ class Plans(list[Any]):
                 self.notes_at[place].append(what)
 
 
-def _log(what: Any) -> None:
+def _log(what: PlanOrNote) -> None:
     if LOG.isEnabledFor(logging.DEBUG):
         text = what if isinstance(what, str) else what.text()
         LOG.debug("%s: %s", place_text(current_place()), text)
 
 
 # Functions of a plan or a note. They are called from all threads, where JAX's source information is the loop's.
-subscribers: list[Callable[[Any], None]] = [_log]
+subscribers: list[Callable[[PlanOrNote], None]] = [_log]
 
 
 @contextmanager
@@ -97,7 +99,7 @@ def has_observers() -> bool:
     return _collector.value is not None or len(subscribers) > 1 or LOG.isEnabledFor(logging.DEBUG)
 
 
-def notify(what: Any) -> None:
+def notify(what: PlanOrNote) -> None:
     """Adds the plan of a loop that is lowered, or a note."""
     plans = _collector.value
     if plans is not None:
@@ -107,7 +109,7 @@ def notify(what: Any) -> None:
         subscriber(what)
 
 
-def notify_plan(plan: Any) -> None:
+def notify_plan(plan: Plan) -> None:
     """Notifies observers of a plan, if there are any, with how long it compiles."""
     if has_observers():
         notify(plan.with_compilation())

@@ -236,8 +236,8 @@ def input_radii(
             their errors.
     """
     earlier = sorted(states)
-    before = [loop.carry[i] for i in earlier]
-    after = [loop.carry_out[i] for i in earlier]
+    before = jaxprs.take(loop.carry, earlier)
+    after = jaxprs.take(loop.carry_out, earlier)
     on_carry = jaxprs.depends(loop.eqns, jaxprs.variables([*before, *after]))
     inexact = [v for v in inputs if v in on_carry]
     if not inexact:
@@ -262,9 +262,9 @@ def input_radii(
         invars=names[n_consts:],
     )
 
-    new = [states[i] for i in earlier]
+    new = jaxprs.take(states, earlier)
     old = [jaxprs.shifted(states[i], init[i], False) for i in earlier]
-    new_errors = [errors[i] for i in earlier]
+    new_errors = jaxprs.take(errors, earlier)
     old_errors = list(map(before_each_step, new_errors))
     try:
         outputs = of_outputs(program, old, new, xs, old_errors, new_errors)

@@ -174,7 +174,7 @@ class _Groups:
         radii = self._input_radii(part)
         guess = None
         if not isinstance(self.options.guess, str):
-            guess = [self.options.guess[i] for i in blocks.carries]
+            guess = jaxprs.take(self.options.guess, blocks.carries)
         diagonal = self.options.jacobian == "diagonal" and blocks.block > 1
         step = StackedStep(part, blocks, first, radii, diagonal)
         solved, of_group = _solve(step, guess, self.loop.length, self.options, self.by_steps)

@@ -92,7 +92,7 @@ def _solved(segment: Segment, solver: Solver) -> Callable[..., tuple[Values, Val
             return segment.whole(values[: len(consts)], replaced_start, values[len(consts) :])
 
         results, push = jax.linearize(
-            whole, [start[i] for i in smooth], [arguments[i] for i in varied]
+            whole, jaxprs.take(start, smooth), jaxprs.take(arguments, varied)
         )
 
         def push_start(tangent):
@@ -106,7 +106,7 @@ def _solved(segment: Segment, solver: Solver) -> Callable[..., tuple[Values, Val
                 tangent = jnp.zeros_like(start[i])
             first[i] = like(tangent, start[i])
         start_tangents = solver.tangents(first, matrices, is_finite, push_start)
-        outs = push([start_tangents[i] for i in smooth], varied_tangents)
+        outs = push(jaxprs.take(start_tangents, smooth), varied_tangents)
 
         def tangent_or_zero(result, tangent):
             zero = SymbolicZero(jax.typeof(result).to_tangent_aval())
@@ -228,7 +228,7 @@ def _verified(
             xs = list(xs)
             last, ys = segment.whole(consts, start, xs)
             for stage in summed_up:
-                first = [start[i] for i in stage.carry]
+                first = jaxprs.take(start, stage.carry)
                 zeros = jaxprs.replaced(start, stage.carry, list(map(jnp.zeros_like, first)))
                 ends = segment.end(stage, consts, zeros, xs)
                 matrices = [segment.matrix(stage, t, consts, start, xs) for t in stage.forms]

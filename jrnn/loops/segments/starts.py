@@ -61,14 +61,14 @@ class Segment:
         """Returns the last carries of a stage."""
         last, _ = self._of(stage.reads, (), consts, start, xs)
         ends = dict(zip(stage.reads, last))
-        return [ends[i] for i in stage.carry]
+        return jaxprs.take(ends, stage.carry)
 
     def _of(
         self, carry: Sequence[int], ys: Sequence[Atom], consts: Values, start: Values, xs: Values
     ) -> tuple[Values, Values]:
         """Runs the part of the loop that makes some of the carries and outputs."""
         step, inputs = self._part(carry, ys, consts, start, xs)
-        return self.run(step, [start[i] for i in carry], inputs, self.loop.length)
+        return self.run(step, jaxprs.take(start, carry), inputs, self.loop.length)
 
     def _part(
         self, carry: Sequence[int], ys: Sequence[Atom], consts: Values, start: Values, xs: Values
@@ -94,7 +94,7 @@ class Segment:
         group = transition.carries
         count = len(group)
         others = [i for i in stage.reads if i not in stage.carry]
-        states = [start[i] for i in group]
+        states = jaxprs.take(start, group)
         part, inputs = self._part([*group, *others], (), consts, start, xs)
 
         def step(carried, x):
@@ -116,7 +116,7 @@ class Segment:
             basis.append(list(map(like, transition.basis(run, states), states)))
         (_, columns), _ = self.run(
             step,
-            ([start[i] for i in others], basis),
+            (jaxprs.take(start, others), basis),
             inputs,
             self.loop.length,
             linear=True,
@@ -161,7 +161,7 @@ class Solver:
                 start = jaxprs.replaced(start, stage.carry, values)
                 return self.segment.end(stage, consts, start, xs)
 
-            first = [init[i] for i in stage.carry]
+            first = jaxprs.take(init, stage.carry)
             starts = self._stage(stage, stage.carry, a, first, end, checked, self.alone)
             start = jaxprs.replaced(start, stage.carry, starts)
         if not self.is_guarded:
@@ -206,9 +206,9 @@ class Solver:
 
                 def end(values, carry=carry, start=start):
                     ends = push({**start, **dict(zip(carry, values))})
-                    return [ends[i] for i in carry]
+                    return jaxprs.take(ends, carry)
 
-                first = [init[i] for i in carry]
+                first = jaxprs.take(init, carry)
                 starts = self._stage(stage, carry, a, first, end, [], alone=False)
                 start = {**start, **dict(zip(carry, starts))}
             return start
@@ -267,7 +267,7 @@ def end_of_stage(
         before = [start[carry.index(i)] for i in blocks.carries]
         for i, v in zip(blocks.carries, blocks.applied(a, before)):
             new[i] = v.astype(new[i].dtype) + new[i]
-    return [new[i] for i in carry]
+    return jaxprs.take(new, carry)
 
 
 def stages(loop: Loop, constants: Env, count: int) -> list[CarryStage]:
