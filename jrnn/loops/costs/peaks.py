@@ -24,16 +24,27 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import compress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn, Var, primitives
+from jrnn.jaxprs import Atom, Eqn, Var, primitives
 from jrnn.jaxprs.jax_internals import XLA_MAKES_ONE_KERNEL
 from jrnn.loops.costs.equation_costs import is_library_reduction, is_outer
 from jrnn.loops.costs.sources import Arrays, Sources
+from jrnn.loops.ir import Loop
 
-if TYPE_CHECKING:
-    from jrnn.loops.costs.estimates import Estimator
+
+class Estimator(Protocol):
+    """What is read of `jrnn.loops.costs.estimates.Estimator`."""
+
+    loop: Loop
+    carried: set[Var]
+    moving: set[Var]
+    updates: dict[Var, Atom]
+
+    def size(self, v: Var) -> int: ...
+
+    def inner_bytes(self, eqn: Eqn) -> int: ...
 
 
 class EquationFacts(NamedTuple):
