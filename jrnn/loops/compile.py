@@ -30,7 +30,6 @@ from jrnn.loops.ir import (
     ScanParams,
     Unsupported,
     checked_passes,
-    derived,
     observers,
     planning,
     tag,
@@ -324,6 +323,7 @@ def check_pass(name: str, rewrite: Callable[[Loop], Any], before: Loop) -> None:
     """
     if not checked_passes.value or not jaxprs.is_known(before.length):
         return
+    from jrnn.loops.ir import derived
 
     def derive(small: ScanParams) -> Any:
         program = jaxprs.inlined(small.jaxpr, jaxprs.LOWERED_CALLS)
