@@ -159,7 +159,7 @@ def _spread_by_ids(dy: Any, ids: Any, is_sorted: bool) -> Any:
 
 def _sparse_gradient(g) -> None:
     rows = g.grad_input_slice(0).values
-    *weights, indices, ids = (g.input(k) for k in range(1, len(g.op.inputs)))
+    *weights, indices, ids = map(g.input, range(1, len(g.op.inputs)))
     g.emit(g.op.type.removeprefix("Sparse") + "Gradient", [*weights, g.grad_output(0), ids], [rows])
     g.set_grad(0, GradientSlice(indices, rows))
 

@@ -307,7 +307,7 @@ def _(g):
             f"a gradient arrives at {g.op.outputs[0]!r}, the softmax, and only that of the loss is passed on; where both "
             "are needed, use Softmax and LabelCrossEntropy"
         )
-    inputs = [g.input(k) for k in range(len(g.op.inputs))]
+    inputs = list(map(g.input, range(len(g.op.inputs))))
     g.emit(g.op.type + "Gradient", [*inputs, g.output(0), g.grad_output(1)], [g.grad_input(0)])
 
 

@@ -70,19 +70,24 @@ def layer_norm_gradient(
     std = std.reshape(-1, 1)
     normal = (x2 - mean.reshape(-1, 1)) / std
     scaled = dy2 * gamma.reshape(1, -1) if elementwise_affine else dy2
-    across = (scaled * normal).mean(1, keepdims=True)
-    dx = ((scaled - scaled.mean(1, keepdims=True) - normal * across) / std).reshape(x.shape)
+    of_mean = scaled.mean(1, keepdims=True)
+    of_std = (scaled * normal).mean(1, keepdims=True)
+    dx = (scaled - of_mean - normal * of_std) / std
+    dgamma = (dy2 * normal).sum(0)
+    dbeta = dy2.sum(0)
     shape = gamma.shape if elementwise_affine else x.shape[axis:]
-    return dx, (dy2 * normal).sum(0).reshape(shape), dy2.sum(0).reshape(shape)
+    return dx.reshape(x.shape), dgamma.reshape(shape), dbeta.reshape(shape)
 
 
 @gradient("LayerNorm")
 def _(g):
     affine = bool(g.arg("elementwise_affine", 0))
-    inputs = [g.grad_output(0), *(g.output(k) for k in range(3)), g.input(0)]
+    inputs = [g.grad_output(0), *map(g.output, range(3)), g.input(0)]
+    outputs = [g.grad_input(0)]
     if affine:
         inputs.append(g.input(1))
-    g.emit("LayerNormGradient", inputs, [g.grad_input(k) for k in range(3 if affine else 1)])
+        outputs += map(g.grad_input, (1, 2))
+    g.emit("LayerNormGradient", inputs, outputs)
 
 
 def _check_ratio(ratio):
@@ -115,5 +120,7 @@ def dropout_grad(dy, mask=None, *, is_test: bool = False, ratio: float = 0.5):
 
 @gradient("Dropout")
 def _(g):
-    inputs = [g.grad_output(0)] if g.arg("is_test", 0) else [g.grad_output(0), g.output(1)]
+    inputs = [g.grad_output(0)]
+    if not g.arg("is_test", 0):
+        inputs.append(g.output(1))
     g.emit("DropoutGrad", inputs, [g.grad_input(0)])

@@ -124,19 +124,19 @@ def gru_unit_gradient(
     dh = _rows(dh)
     u = sigmoid(update)
     o = jnp.tanh(output)
-    dgates = (jnp.zeros_like(reset), dh * (hidden - o) * u * (1 - u), dh * (1 - u) * (1 - o * o))
-    ended = jnp.zeros_like(dh) if drop_states else dh
-    return _masked(valid, dh * u, ended)[None], _masked(valid, jnp.concatenate(dgates, axis=-1), 0)[
-        None
-    ]
+    dupdate = dh * (hidden - o) * u * (1 - u)
+    doutput = dh * (1 - u) * (1 - o * o)
+    dgates = jnp.concatenate([jnp.zeros_like(reset), dupdate, doutput], axis=-1)
+    after_end = jnp.zeros_like(dh) if drop_states else dh
+    return _masked(valid, dh * u, after_end)[None], _masked(valid, dgates, 0)[None]
 
 
 def _run(x, hidden, cell, weights, reverse):
     """One layer in one direction: [T, N, D] -> [T, N, H], and the last hidden and cell state [N, H]."""
     w_input, w_hidden, *biases = weights
     gates = 4 * hidden.shape[-1]
-    for name, w, rows in (("input", w_input, x.shape[-1]), ("hidden", w_hidden, hidden.shape[-1])):
-        check_shape(w, (gates, rows), f"a layer's {name} weight")
+    check_shape(w_input, (gates, x.shape[-1]), "a layer's input weight")
+    check_shape(w_hidden, (gates, hidden.shape[-1]), "a layer's hidden weight")
     for bias in biases:
         check_shape(bias, (gates,), "a layer's bias")
     projected = x @ w_input.T  # [T, N, 4H]
@@ -173,7 +173,8 @@ def inference_lstm(
             f"was given {len(weights)} weights; {num_layers} layers of {directions} directions with {each} weights each "
             f"take {num_layers * directions * each}"
         )
-    x = jnp.swapaxes(x, 0, 1) if batch_first else x
+    if batch_first:
+        x = jnp.swapaxes(x, 0, 1)
     for name, state in (("hidden", hidden), ("cell", cell)):
         if state.ndim != 3 or state.shape[:2] != (num_layers * directions, x.shape[1]):
             raise OpError(
@@ -185,14 +186,12 @@ def inference_lstm(
         outputs: list = []
         for direction in range(directions):
             k = layer * directions + direction
-            values = _run(
-                x, hidden[k], cell[k], weights[each * k : each * (k + 1)], reverse=direction == 1
-            )
-            for gathered, value in zip((outputs, last_hidden, last_cell), values):
-                gathered.append(value)
+            own_weights = weights[each * k : each * (k + 1)]
+            ys, h, c = _run(x, hidden[k], cell[k], own_weights, reverse=direction == 1)
+            outputs.append(ys)
+            last_hidden.append(h)
+            last_cell.append(c)
         x = jnp.concatenate(outputs, axis=-1)
-    return (
-        (jnp.swapaxes(x, 0, 1) if batch_first else x),
-        jnp.stack(last_hidden),
-        jnp.stack(last_cell),
-    )
+    if batch_first:
+        x = jnp.swapaxes(x, 0, 1)
+    return x, jnp.stack(last_hidden), jnp.stack(last_cell)

@@ -290,7 +290,7 @@ def _(g):
         g.emit(
             "GatherPadding",
             [g.grad_output(0), *lengths],
-            [g.grad_input(k) for k in range(2, len(g.op.inputs))],
+            list(map(g.grad_input, range(2, len(g.op.inputs)))),
         )
 
 

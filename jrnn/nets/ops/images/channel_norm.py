@@ -143,7 +143,7 @@ def spatial_bn_gradient(
 def _(g):
     blob = g.input if g.arg("is_test", 0) else g.output
     inputs = [g.input(0), g.input(1), g.grad_output(0), blob(3), blob(4)]
-    outputs = [g.grad_input(k) for k in range(3)]
+    outputs = list(map(g.grad_input, range(3)))
     if g.arg("num_batches", 1) > 1:
         # Sums over the batches, which another operator writes under these names.
         inputs += outputs[1:]
@@ -201,7 +201,7 @@ def affine_channel_gradient(
 def _(g):
     if g.arg("is_learnable", 0):
         inputs = [g.grad_output(0), g.input(0), g.input(1)]
-        g.emit("AffineChannelGradient", inputs, [g.grad_input(k) for k in range(3)])
+        g.emit("AffineChannelGradient", inputs, list(map(g.grad_input, range(3))))
     else:
         g.emit("AffineChannelGradient", [g.grad_output(0), g.input(1)], [g.grad_input(0)])
 
@@ -263,8 +263,8 @@ def _(g):
         raise GradientError(
             "GroupNorm's gradient needs its mean and rstd; give the operator three outputs"
         )
-    inputs = [g.grad_output(0), *(g.input(k) for k in range(3)), g.output(1), g.output(2)]
-    g.emit("GroupNormGradient", inputs, [g.grad_input(k) for k in range(3)])
+    inputs = [g.grad_output(0), *map(g.input, range(3)), *map(g.output, (1, 2))]
+    g.emit("GroupNormGradient", inputs, list(map(g.grad_input, range(3))))
 
 
 @op("RMSNorm", outputs=2, gradient="RMSNormGradient(dy, x, gamma, y1) -> x, gamma, beta")

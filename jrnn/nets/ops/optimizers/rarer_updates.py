@@ -20,7 +20,9 @@ from jrnn.nets.ops.optimizers.updates import (
     filled,
     momentum_step,
     next_step,
+    norm,
     same_size,
+    sum_of_squares,
 )
 from jrnn.nets.ops.values import check_indices, describe, raise_if, scalar, takes
 from jrnn.nets.registry import op
@@ -83,19 +85,25 @@ def _by_rows(step: Callable, indices: Any, grad: Any, param: Any, **tables: Any)
         return *blobs, grad
     rows = grad.reshape(indices.size, *shape)
     indices = jnp.asarray(indices)
-    turn = _occurrence(indices)
-    rounds = turn.max() + 1
+    occurrence = _occurrence(indices)
+    count = occurrence.max() + 1
 
-    def round(state):
+    def goes_on(state):
+        return state[0] < count
+
+    def update(state):
+        """Applies the step to the k-th occurrence of every index."""
         k, result, tables = state
-        updated, *new = step(rows, *(t[indices] for t in tables))
-        target = jnp.where(turn == k, indices, param.shape[0])  # past the end is dropped
+        updated, *new = step(rows, *(table[indices] for table in tables))
+        is_due = occurrence == k
+        target = jnp.where(is_due, indices, param.shape[0])  # past the end is dropped
         tables = [t.at[target].set(r, mode="drop") for t, r in zip(tables, new)]
-        return k + 1, jnp.where((turn == k)[:, None], updated, result), tables
+        return k + 1, jnp.where(is_due[:, None], updated, result), tables
 
-    start = (jnp.zeros_like(rounds), jnp.zeros_like(rows), shaped)
-    _, result, tables = lax.while_loop(lambda state: state[0] < rounds, round, start)
-    return *(new.reshape(old.shape) for new, old in zip(tables, blobs)), result.reshape(grad.shape)
+    start = (jnp.zeros_like(count), jnp.zeros_like(rows), shaped)
+    _, result, tables = lax.while_loop(goes_on, update, start)
+    updated = [table.reshape(blob.shape) for table, blob in zip(tables, blobs)]
+    return *updated, result.reshape(grad.shape)
 
 
 @op("SparseMomentumSGDUpdate", outputs=3, gradient="forbidden", inplace={0: 0, 1: 1, 2: 3})
@@ -123,10 +131,12 @@ def _register_adagrad(type: str, row_wise: bool) -> None:
 
         def step(g, p, h):
             g = g + weight_decay * p
-            h = h + ((g * g).mean(1) if row_wise else g * g)
+            squares = g * g
+            h = h + (squares.mean(1) if row_wise else squares)
             return g, p + lr * g / per_row(jnp.sqrt(h) + epsilon, g), h
 
-        return _by_rows(step, indices, grad, param, moment=(moment, ()) if row_wise else moment)[:2]
+        table = (moment, ()) if row_wise else moment
+        return _by_rows(step, indices, grad, param, moment=table)[:2]
 
 
 _register_adagrad("SparseAdagrad", False)
@@ -137,10 +147,9 @@ def _rectified(t: Any, beta2: float) -> tuple[Any, Any]:
     """RAdam's number of averaged steps at t, and its factor on the step where they are enough."""
     limit = 2 / (1 - beta2) - 1
     steps = limit - 2 * t * (1 - filled(beta2, t)) / filled(beta2, t)
-    inside = (
-        (steps - 4) * (steps - 2) * limit / ((limit - 4) * (limit - 2) * jnp.maximum(steps, 1e-6))
-    )
-    return steps, jnp.sqrt(jnp.maximum(inside, 0))
+    divisor = (limit - 4) * (limit - 2) * jnp.maximum(steps, 1e-6)
+    square = (steps - 4) * (steps - 2) * limit / divisor
+    return steps, jnp.sqrt(jnp.maximum(square, 0))
 
 
 @op("SparseAdam", outputs=(3, 4), gradient="forbidden", inplace={0: 0, 1: 1, 2: 2})
@@ -185,9 +194,9 @@ def _adadelta_step(grad, param, moment, delta, *, lr, epsilon, decay):
 @op("Adadelta", outputs=3, gradient="forbidden", inplace={0: 0, 1: 1, 2: 2})
 def adadelta(param, moment, delta, grad, lr, *, epsilon: float = 1e-5, decay: float = 0.95):
     same_size(param=param, moment=moment, delta=delta, grad=grad)
-    return _adadelta_step(
-        grad, param, moment, delta, lr=scalar(lr, "lr"), epsilon=epsilon, decay=decay
-    )[1:]
+    lr = scalar(lr, "lr")
+    _, *new = _adadelta_step(grad, param, moment, delta, lr=lr, epsilon=epsilon, decay=decay)
+    return tuple(new)
 
 
 @op("SparseAdadelta", outputs=3, gradient="forbidden", inplace={0: 0, 1: 1, 2: 2})
@@ -216,7 +225,9 @@ def _ftrl_options(
     def options(blob: Any) -> dict[str, Any]:
         if blob is not None and alpha is not None:
             raise OpError("alpha is given both as input and as argument; give one of them")
-        rate = scalar(blob, "alpha") if blob is not None else (0.005 if alpha is None else alpha)
+        rate = 0.005 if alpha is None else alpha
+        if blob is not None:
+            rate = scalar(blob, "alpha")
         return {"alpha": rate, "beta": beta, "lambda1": lambda1, "lambda2": lambda2}
 
     return options
@@ -227,10 +238,10 @@ def _ftrl_options(
 def ftrl(var, nz, grad, alpha_blob=None, *, options):
     same_size(var=var, grad=grad)
     raise_if(nz.size != 2 * var.size, f"nz must be {[*var.shape, 2]}", nz=nz, var=var)
-    _, var, new = _ftrl_step(
-        grad.reshape(var.shape), var, nz.reshape(*var.shape, 2), **options(alpha_blob)
-    )
-    return var, new.reshape(nz.shape)
+    grad = grad.reshape(var.shape)
+    pairs = nz.reshape(*var.shape, 2)
+    _, var, pairs = _ftrl_step(grad, var, pairs, **options(alpha_blob))
+    return var, pairs.reshape(nz.shape)
 
 
 @op("SparseFtrl", outputs=2, gradient="forbidden", inplace={0: 0, 1: 1})
@@ -245,7 +256,7 @@ def wngrad(param, seq_b, grad, lr, *, epsilon: float = 1e-5):
     """Also returns the effective learning rate, and the update."""
     same_size(param=param, grad=grad)
     b = scalar(seq_b, "seq_b")
-    new_b = b + jnp.sum(grad * grad) / (b + epsilon)
+    new_b = b + sum_of_squares(grad) / (b + epsilon)
     effective = scalar(lr, "lr") / (b + epsilon)  # compat: b as it was, not as it becomes
     update = effective * grad
     return param + update, new_b.reshape(seq_b.shape), effective.reshape(1), update
@@ -255,7 +266,7 @@ def wngrad(param, seq_b, grad, lr, *, epsilon: float = 1e-5):
 def sparse_wngrad(param, seq_b, indices, grad, lr, *, epsilon: float = 1e-5):
     _check(indices, grad, param)
     b = scalar(seq_b, "seq_b")
-    new_b = b + jnp.sum(grad * grad) / b  # compat: Wngrad divides by b + epsilon here
+    new_b = b + sum_of_squares(grad) / b  # compat: Wngrad divides by b + epsilon here
     rows = grad.reshape(indices.size, *param.shape[1:]) * (scalar(lr, "lr") / (b + epsilon))
     return param.at[indices].add(rows), new_b.reshape(seq_b.shape)
 
@@ -270,28 +281,28 @@ def _storm_step(grad, param, moment, *, squares, lr, momentum, beta):
 @op("Storm", outputs=3, gradient="forbidden", inplace={0: 0, 1: 1, 2: 2})
 def storm(param, moment, grad_sq_sum, grad, lr, *, momentum: float = 10.0, beta: float = 0.1):
     same_size(param=param, moment=moment, grad=grad)
-    squares = scalar(grad_sq_sum, "grad_sq_sum") + jnp.sum(grad * grad)
+    squares = scalar(grad_sq_sum, "grad_sq_sum") + sum_of_squares(grad)
     options = {"squares": squares, "lr": scalar(lr, "lr"), "momentum": momentum, "beta": beta}
-    return *_storm_step(grad, param, moment, **options)[1:], squares.reshape(grad_sq_sum.shape)
+    _, param, moment = _storm_step(grad, param, moment, **options)
+    return param, moment, squares.reshape(grad_sq_sum.shape)
 
 
 @op("SparseStorm", outputs=3, gradient="forbidden", inplace={0: 0, 1: 1, 2: 2})
 def sparse_storm(
     param, moment, grad_sq_sum, grad, indices, lr, *, momentum: float = 10.0, beta: float = 0.1
 ):
-    squares = scalar(grad_sq_sum, "grad_sq_sum") + jnp.sum(grad * grad)
+    squares = scalar(grad_sq_sum, "grad_sq_sum") + sum_of_squares(grad)
     step = partial(_storm_step, squares=squares, lr=scalar(lr, "lr"), momentum=momentum, beta=beta)
-    return *_by_rows(step, indices, grad, param, moment=moment)[:2], squares.reshape(
-        grad_sq_sum.shape
-    )
+    param, moment, _ = _by_rows(step, indices, grad, param, moment=moment)
+    return param, moment, squares.reshape(grad_sq_sum.shape)
 
 
 @op("Lars", gradient="forbidden")
 def lars(x, dx, wd, trust, lr_max, *, offset: float = 0.5, lr_min: float = 0.02):
     """The factor on the learning rate of one layer: trust / (|dx| / |x| + wd + offset), within lr_min and lr_max."""
     same_size(x=x, dx=dx)
-    size = jnp.sqrt(jnp.sum(x * x))
-    ratio = jnp.sqrt(jnp.sum(dx * dx)) / jnp.where(size > 0, size, 1)
+    size = norm(x)
+    ratio = norm(dx) / jnp.where(size > 0, size, 1)
     rate = jnp.where(size > 0, scalar(trust, "trust") / (ratio + scalar(wd, "wd") + offset), 1)
     return jnp.maximum(jnp.minimum(rate, scalar(lr_max, "lr_max")), lr_min).reshape(1)
 
@@ -307,7 +318,7 @@ def learning_rate_adaption(
     product = jnp.sum(grad * effgrad)
     if not normalized_lr_adaption:
         return lr - lr_alpha * product
-    lengths = jnp.sqrt(jnp.sum(grad * grad)) * jnp.sqrt(jnp.sum(effgrad * effgrad))
+    lengths = norm(grad) * norm(effgrad)
     return lr * (1 - lr_alpha * product / jnp.maximum(lengths, 1e-12))
 
 
@@ -355,7 +366,7 @@ def yellow_fin(
     def average(old, new):
         return beta * old + (1 - beta) * new
 
-    norm2 = jnp.maximum(jnp.sum(grad * grad), epsilon)
+    norm2 = jnp.maximum(sum_of_squares(grad), epsilon)
     g_avg = average(g_avg, grad)
     g2_avg = average(g2_avg, grad * grad)
     curv_win = curv_win.at[(t - 1) % curv_win_width].set(jnp.log(norm2))

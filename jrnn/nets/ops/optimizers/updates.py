@@ -27,7 +27,10 @@ def same_size(**xs: Any) -> None:
 def momentum_step(grad, m, lr, momentum, nesterov):
     """(what to subtract from the parameters, the new momentum)."""
     new = momentum * m + lr * grad
-    return ((1 + momentum) * new - momentum * m if nesterov else new), new
+    step = new
+    if nesterov:
+        step = (1 + momentum) * new - momentum * m
+    return step, new
 
 
 @op("MomentumSGD", outputs=2, gradient="forbidden", inplace={0: 0, 1: 1})
@@ -54,6 +57,14 @@ def adagrad(
     effective = scalar(lr, "lr") / (jnp.sqrt(moment) + epsilon)
     update = effective * grad
     return param + update, moment, effective, update
+
+
+def sum_of_squares(x: Any) -> Any:
+    return jnp.sum(x * x)
+
+
+def norm(x: Any) -> Any:
+    return jnp.sqrt(sum_of_squares(x))
 
 
 def filled(beta: float, t: Any) -> Any:
@@ -108,10 +119,9 @@ def clip_tensor_by_scaling(x, value, additional_threshold=None, *, threshold: fl
     """x scaled down to a norm of `threshold` where `value`, its norm, is above it."""
     raise_if(threshold <= 0, f"threshold must be positive, is {threshold}")
     raise_if(x.size == 0, "it must not be empty", x=x)
-    limit = (
-        1 if additional_threshold is None else scalar(additional_threshold, "additional_threshold")
-    )
-    limit = threshold * limit
+    limit = threshold
+    if additional_threshold is not None:
+        limit = threshold * scalar(additional_threshold, "additional_threshold")
     value = scalar(value, "value")
     return x * jnp.where(value > limit, limit / value, 1)
 
