@@ -61,12 +61,12 @@ def _group(candidate: Candidate, node: FlatEquation, makers: Makers) -> FlatEqua
         if source is not None:
             inputs = (inputs[0], source)
     return FlatEquation(
-        name,
-        {"number": match.get(ANY)},
-        inputs,
-        (*other_outputs, node.outputs[-1]),
-        node.source,
-        _runner(reference),
+        name=name,
+        params={"number": match.get(ANY)},
+        inputs=inputs,
+        outputs=(*other_outputs, node.outputs[-1]),
+        source=node.source,
+        run=_runner(reference),
     )
 
 

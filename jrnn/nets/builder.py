@@ -358,7 +358,13 @@ class NetBuilder:
                 raise NetError(
                     f"net {self.name!r} has no blob {name!r} to use as an output{near(name, self._written)}"
                 )
-        return Net(self.name, self.ops, self.external_inputs, wanted, type)
+        return Net(
+            name=self.name,
+            ops=self.ops,
+            external_inputs=self.external_inputs,
+            external_outputs=wanted,
+            type=type,
+        )
 
     def build_init(self) -> Net:
         """The net that initializes the parameters."""

@@ -262,7 +262,13 @@ def _step(
             if blob.name in new or blob.name not in written_by(builder.ops):
                 blob = e.copy(blob)
             new.append(blob.name)
-    return _StepNet(builder, input_t, timestep, previous, new)
+    return _StepNet(
+        builder=builder,
+        input_t=input_t,
+        timestep=timestep,
+        previous=previous,
+        next=new,
+    )
 
 
 @rule("scan")

@@ -181,7 +181,14 @@ def _direct(x: Any, filter: Any, window: Window, group: int) -> tuple[Callable, 
     sizes = spatial_sizes(x, w.channels_last)
     w.output_sizes(sizes)  # raises where the kernel does not fit
     ones = (1,) * len(sizes)
-    how = Convolution(w.stride, w.padding(sizes), w.dilation, ones, w.channels_last, group)
+    how = Convolution(
+        stride=w.stride,
+        padding=w.padding(sizes),
+        dilation=w.dilation,
+        spread=ones,
+        channels_last=w.channels_last,
+        group=group,
+    )
     return lambda v, f: convolve(v, f, how), w.channels_last
 
 
@@ -265,14 +272,23 @@ def _transposed(
     more = extra(w)
     # compat: legacy padding means none here
     pads = w.pads if w.legacy_pad == NOTSET else (0,) * (2 * rank)
-    padding = tuple(
-        (w.kernel[k] - 1 - pads[k], w.kernel[k] - 1 - pads[k + rank] + more[k]) for k in range(rank)
-    )
+    padding = []
+    for k, size in enumerate(w.kernel):
+        padding.append((size - 1 - pads[k], size - 1 - pads[k + rank] + more[k]))
     ones = (1,) * rank
-    how = Convolution(ones, padding, ones, w.stride, w.channels_last, group)
-    return lambda v, f: convolve(
-        v, _grouped_filter(f, group, w.channels_last), how
-    ), w.channels_last
+    how = Convolution(
+        stride=ones,
+        padding=tuple(padding),
+        dilation=ones,
+        spread=w.stride,
+        channels_last=w.channels_last,
+        group=group,
+    )
+
+    def forward(image: Any, weights: Any) -> Any:
+        return convolve(image, _grouped_filter(weights, group, w.channels_last), how)
+
+    return forward, w.channels_last
 
 
 def _grouped_filter(filter: Any, group: int, channels_last: bool) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -78,7 +78,14 @@ class Window:
         if self.whole:
             ones = (1,) * rank
             sizes = spatial_sizes(x, self.channels_last)
-            return Window(sizes, ones, ones, (0,) * (2 * rank), NOTSET, True, self.channels_last)
+            return replace(
+                self,
+                kernel=sizes,
+                stride=ones,
+                dilation=ones,
+                pads=(0,) * (2 * rank),
+                legacy_pad=NOTSET,
+            )
         raise_if(
             not self.kernel,
             "kernel is required: give kernel, kernel_h and kernel_w, kernels, or global_pooling",
@@ -90,11 +97,13 @@ class Window:
             )
         # compat: `kernel` means two dimensions; on images with one, the first is used
         n = len(self.kernel)
-        pads = self.pads[:rank] + self.pads[n : n + rank]
-        k = self.kernel[:rank]
-        s = self.stride[:rank]
-        d = self.dilation[:rank]
-        return Window(k, s, d, pads, self.legacy_pad, False, self.channels_last)
+        return replace(
+            self,
+            kernel=self.kernel[:rank],
+            stride=self.stride[:rank],
+            dilation=self.dilation[:rank],
+            pads=self.pads[:rank] + self.pads[n : n + rank],
+        )
 
     def extent(self, k: int) -> int:
         """The number of elements that the kernel spans in dimension `k`."""
@@ -252,7 +261,15 @@ def make_window(
         )
     if global_pooling and (any(p) or any(v != 1 for v in (*s, *d))):
         raise OpError("global_pooling takes the whole image; leave pad, stride and dilation out")
-    return Window(k, s, d, p, legacy_pad, global_pooling, is_channels_last(order))
+    return Window(
+        kernel=k,
+        stride=s,
+        dilation=d,
+        pads=p,
+        legacy_pad=legacy_pad,
+        whole=global_pooling,
+        channels_last=is_channels_last(order),
+    )
 
 
 takes_window = takes(window=make_window)
