@@ -8,15 +8,14 @@ Shapes: T time.
 
 from __future__ import annotations
 
-import functools
+import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from operator import add
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var
@@ -28,20 +27,20 @@ from jrnn.loops.kernels.native.affine_program import (
     Encoded,
     FirstOrder,
     Instruction,
+    Instructions,
     encoded,
     is_known,
     known_from_values,
+    operands_of,
 )
 from jrnn.loops.kernels.native.affine_step import AffineStep
 from jrnn.loops.passes.sums import linear_region
 
-# the steps of a block, and the most carries: affine.h has the same numbers
-BLOCK = 16
-_CARRIES = 8
-_LARGEST = (
-    64  # the most responses of a value to an input: their matrices stay in the first-level cache
-)
-_MOST = 200  # instructions
+# affine.h has the same numbers
+BLOCK = 16  # steps
+_MAX_CARRIES = 8
+_MAX_RESPONSES = 64  # of a value to an input: their matrices stay in the first-level cache
+_MAX_INSTRUCTIONS = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,51 +66,51 @@ class AffineCall:
     level: int = 0
 
     def run(
-        self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int
+        self, consts: Sequence[Array], init: Sequence[Array], xs: Sequence[Array], length: int
     ) -> Results:
         """Computes what the kernel reads for all steps, calls it, and computes the rest.
 
         Invariant: the values of a step are those of the loop but for rounding, and so are sums, whose order is another one.
         """
         step = self.step
-        loop = self.step.loop
+        loop = step.loop
         program = self.encoded
         sums = self.sums
         env = dict(zip(loop.consts, consts))
         stacked = dict(zip(loop.xs, xs))
         jaxprs.over_time(loop.eqns, [*program.stacks, *program.constants], env, stacked)
+
         carry = [jnp.asarray(init[i]) for i in step.carries]
-        constants = [jnp.asarray(env[v]).astype(step.dtype) for v in program.constants]
-        operands = [*constants, *carry, *(stacked[v].astype(step.dtype) for v in program.stacks)]
+        operands = [jnp.asarray(env[v]).astype(step.dtype) for v in program.constants]
+        operands += carry
+        operands += [stacked[v].astype(step.dtype) for v in program.stacks]
         # Inside `jax.shard_map`, types have the mesh axes over which a value varies. The results vary as the operands do.
-        typed = functools.partial(
-            jax.ShapeDtypeStruct, dtype=step.dtype, manual_axis_type=mesh_axes_type(*operands)
-        )
-        types = [
-            *(typed(()) for _ in (*carry, *sums.inner)),
-            *(typed((length,)) for _ in self.outs),
-        ]
-        call = jax.ffi.ffi_call(library.AFFINE, types)
-        out = call(
+        axes = mesh_axes_type(*operands)
+        number = jax.ShapeDtypeStruct((), step.dtype, manual_axis_type=axes)
+        stack = jax.ShapeDtypeStruct((length,), step.dtype, manual_axis_type=axes)
+        n_numbers = len(carry) + len(sums.inner)
+        types = [number] * n_numbers + [stack] * len(self.outs)
+        out = jax.ffi.ffi_call(library.AFFINE, types)(
             *operands,
             program=program.program,
             literals=program.literals,
             level=np.int64(self.level),
         )
+
         last = dict(zip(step.carries, out))
         totals = dict(zip(sums.inner, out[len(carry) :]))
-        stacked.update(zip(self.outs, out[len(carry) + len(totals) :]))
+        stacked.update(zip(self.outs, out[n_numbers:]))
         jaxprs.over_time(loop.eqns, jaxprs.variables([*loop.ys, *sums.outer]), env, stacked)
-        totals |= {v: jnp.sum(jaxprs.stack(v, env, stacked, length), 0) for v in sums.outer}
+        for v in sums.outer:
+            totals[v] = jnp.sum(jaxprs.stack(v, env, stacked, length), 0)
         jaxprs.evaluate(sums.eqns, totals)
         for i, atoms in step.sums.items():
-            added = (
-                length * jaxprs.value({}, a) if jaxprs.is_literal(a) else totals[a] for a in atoms
-            )
-            last[i] = functools.reduce(add, added, init[i])
-        return [last[i] for i in range(len(init))], [
-            jaxprs.stack(a, env, stacked, length) for a in loop.ys
-        ]
+            last[i] = init[i]
+            for a in atoms:
+                is_literal = jaxprs.is_literal(a)
+                last[i] = last[i] + (length * jaxprs.value({}, a) if is_literal else totals[a])
+        ys = [jaxprs.stack(a, env, stacked, length) for a in loop.ys]
+        return [last[i] for i in range(len(init))], ys
 
 
 @dataclass(frozen=True)
@@ -130,85 +129,99 @@ class Sums:
 
     @staticmethod
     def of(loop: Loop, added: Sequence[Var], numbers: Collection[Var]) -> Sums:
-        """Returns the sums of values. Those of `numbers` are the kernel's, and so are those of arrays made of these."""
+        """Returns the sums of values. The kernel sums `numbers`, and so what arrays are made of that are made of these."""
         producers = jaxprs.producers(loop.eqns)
         through = set[int]()
         sources = dict[Var, None]()
         for v in added:
-            region = (
-                None
-                if v in numbers
-                else linear_region(v, producers, numbers, ("add_any", "concatenate"))
-            )
-            eqns, ends = region or ((), [v])
-            if not all(jaxprs.is_in(a, numbers) for a in ends):
-                eqns = ()
-                ends = [v]
+            region = None
+            if v not in numbers:
+                region = linear_region(v, producers, numbers, ("add_any", "concatenate"))
+            if region is None or not all(jaxprs.is_in(a, numbers) for a in region[1]):
+                region = (), [v]
+            eqns, ends = region
             through.update(map(id, eqns))
             sources.update(dict.fromkeys(ends))
-        inner, outer = (
-            tuple(v for v in sources if (v in numbers) == is_inner) for is_inner in (True, False)
+        return Sums(
+            inner=tuple(v for v in sources if v in numbers),
+            outer=tuple(v for v in sources if v not in numbers),
+            eqns=tuple(e for e in loop.eqns if id(e) in through),
         )
-        return Sums(inner, outer, tuple(e for e in loop.eqns if id(e) in through))
 
 
 def affine_call(step: AffineStep) -> AffineCall:
     """Returns the call for a step. Raises `Unsupported` with the reason if there is none."""
-    if library.loaded().reason:
-        raise Unsupported(f"the kernel for CPUs is not there: {library.loaded().reason}")
-    if len(step.carries) > _CARRIES:
-        raise Unsupported(
-            f"{len(step.carries)} carries read each other, more than the {_CARRIES} of the kernel"
-        )
-    if len(step.inputs) * len(step.values) > _LARGEST and len(step.carries) > 1:
-        raise Unsupported(
-            f"{len(step.values)} values of {len(step.inputs)} inputs, more than the kernel computes at once"
-        )
+    _check(step)
     loop = step.loop
-    known = known_from_values(step)
-    varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-    affine = [Instruction.of(e) for e in step.eqns if is_known(e, step.dtype, OF_STEPS)]
     first_order = FirstOrder(step) if len(step.carries) == 1 else None
     recurrence = first_order.instructions if first_order else []
-    core = (first_order.coefficient, first_order.offset) if first_order else ()
-    read = [
-        k
-        for k in (*step.inputs, *core, *(k for i in recurrence for k in i.operands))
-        if isinstance(k, Var)
-    ]
+    ends = first_order.results if first_order else ()
+
+    # Before the affine part, the kernel computes what that part reads and values determine.
+    known = known_from_values(step)
+    read = [k for k in (*step.inputs, *ends, *operands_of(recurrence)) if isinstance(k, Var)]
     before, _ = jaxprs.needed(known, read, ())
-    there = {*step.values, *(e.outvars[0] for e in before)}
-    numbers = {v for v in (*there, *(e.outvars[0] for e in known)) if v.aval.dtype == step.dtype}
-    sums = Sums.of(
-        loop, jaxprs.variables(a for atoms in step.sums.values() for a in atoms), numbers
-    )
-    ends = [*jaxprs.variables(loop.ys), *sums.outer]
-    outer, read = jaxprs.needed(loop.eqns, ends, {*loop.consts, *loop.xs, *numbers})
+    there = {*step.values, *jaxprs.results(before)}
+    computed = there.union(jaxprs.results(known))
+    numbers = {v for v in computed if v.aval.dtype == step.dtype}
+
+    # After it, what sums and the rest of the step read, which is computed for all steps after the call.
+    added = jaxprs.variables(itertools.chain.from_iterable(step.sums.values()))
+    sums = Sums.of(loop, added, numbers)
+    targets = [*jaxprs.variables(loop.ys), *sums.outer]
+    eqns_after, read = jaxprs.needed(loop.eqns, targets, {*loop.consts, *loop.xs, *numbers})
     outs = tuple(dict.fromkeys(v for v in read if v in numbers))
-    after, _ = jaxprs.needed(known, [v for v in (*outs, *sums.inner) if v not in there], there)
+    results = [v for v in (*outs, *sums.inner) if v not in there]
+    after, _ = jaxprs.needed(known, results, there)
     products = _only_summed(after, sums.inner, outs)
     after = [e for e in after if e.outvars[0] not in products]
-    tiles = [[*map(Instruction.of, before), *recurrence], [*map(Instruction.of, after)]]
-    if sum(map(len, tiles)) + len(affine) > _MOST:
-        raise Unsupported(f"the step has more than {_MOST} operations")
-    summands = [Instruction.of(products[v]).operands if v in products else (v,) for v in sums.inner]
-    program = encoded(step, tiles[0], affine, tiles[1], first_order, summands, outs)
-    outer = [*jaxprs.needed(loop.eqns, program.stacks, {*loop.consts, *loop.xs})[0], *outer]
-    return AffineCall(
-        step,
-        outs,
-        sums,
-        (*before, *after),
-        tuple(e for e in outer if e.outvars[0] in varying),
-        program,
+    factors = {v: Instruction.of(eqn).operands for v, eqn in products.items()}
+
+    instructions = Instructions(
+        before=[*map(Instruction.of, before), *recurrence],
+        affine=[Instruction.of(e) for e in step.eqns if is_known(e, step.dtype, OF_STEPS)],
+        after=list(map(Instruction.of, after)),
     )
+    if sum(map(len, instructions)) > _MAX_INSTRUCTIONS:
+        raise Unsupported(f"the step has more than {_MAX_INSTRUCTIONS} operations")
+    summands = [factors.get(v, (v,)) for v in sums.inner]
+    program = encoded(step, instructions, first_order, summands, outs)
+
+    varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+    eqns_before, _ = jaxprs.needed(loop.eqns, program.stacks, {*loop.consts, *loop.xs})
+    outer = [e for e in (*eqns_before, *eqns_after) if e.outvars[0] in varying]
+    return AffineCall(
+        step=step,
+        outs=outs,
+        sums=sums,
+        tile_eqns=(*before, *after),
+        outer_eqns=tuple(outer),
+        encoded=program,
+    )
+
+
+def _check(step: AffineStep) -> None:
+    """Raises `Unsupported` if the kernel is not there, or cannot run a step of this size."""
+    reason = library.loaded().reason
+    if reason:
+        raise Unsupported(f"the kernel for CPUs is not there: {reason}")
+    carries = len(step.carries)
+    inputs = len(step.inputs)
+    values = len(step.values)
+    if carries > _MAX_CARRIES:
+        raise Unsupported(
+            f"{carries} carries read each other, more than the {_MAX_CARRIES} of the kernel"
+        )
+    if inputs * values > _MAX_RESPONSES and carries > 1:
+        raise Unsupported(
+            f"{values} values of {inputs} inputs, more than the kernel computes at once"
+        )
 
 
 def _only_summed(eqns: Sequence[Eqn], sums: Sequence[Var], outs: Sequence[Var]) -> dict[Var, Eqn]:
     """Returns the products that nothing reads but a sum, by their results."""
-    read = {*outs, *(v for e in eqns for v in jaxprs.inputs(e))}
-    return {
-        e.outvars[0]: e
-        for e in eqns
-        if e.primitive.name == "mul" and e.outvars[0] in sums and e.outvars[0] not in read
-    }
+    read = set(outs)
+    for eqn in eqns:
+        read.update(jaxprs.inputs(eqn))
+    products = {e.outvars[0]: e for e in eqns if e.primitive.name == "mul"}
+    return {v: e for v, e in products.items() if v in sums and v not in read}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,46 +16,44 @@ from jrnn.loops.kernels.native.affine_step import AffineStep
 from jrnn.loops.kernels.native.encoder import OPCODES
 from jrnn.loops.kernels.native.steps import ELEMENTWISE, OF_BOOLEANS, SWAPPED
 
-# keys of numbers are what `repr` prints: NaN is not equal to itself, and -0.0 is to 0.0
+Key = Any  # of a register: a variable, what `repr` prints of a number, or an object
+
+# Numbers by what `repr` prints: NaN is not equal to itself, and -0.0 is to 0.0.
 _ZERO = "0.0"
 _ONE = "1.0"
-OF_STEPS = (
-    "copy",
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "neg",
-    "select",
-)  # what the kernel computes step by step
+OF_STEPS = ("copy", "add", "sub", "mul", "div", "neg", "select")  # computed step by step
 _STORED = {"none": 0, "before": 1, "after": 2}
 # Operations with a number at a place, and the place of the operand that is the result.
 _IDENTITIES = {("mul", 0, _ONE): 1, ("mul", 1, _ONE): 0, ("div", 1, _ONE): 0}
 _IDENTITIES |= {("add", 0, _ZERO): 1, ("add", 1, _ZERO): 0, ("sub", 1, _ZERO): 0}
-_ZEROS = {
-    ("mul", 0),
-    ("mul", 1),
-    ("div", 0),
-    ("neg", 0),
-}  # operations and the places whose 0 makes 0 of the result
+# Operations and the places whose 0 makes 0 of the result.
+_ZEROS = {("mul", 0), ("mul", 1), ("div", 0), ("neg", 0)}
 
 
 class Instruction(NamedTuple):
     """An operation on registers, whose keys are variables, what is printed of numbers, and objects."""
 
     operation: str
-    out: Any
-    operands: tuple[Any, ...]
+    out: Key
+    operands: tuple[Key, ...]
 
     @staticmethod
     def of(eqn: Eqn) -> Instruction:
         known = operation_of(eqn)
         assert known is not None
-        name, turn = known
-        return Instruction(name, eqn.outvars[0], tuple(map(key_of, eqn.invars[::turn])))
+        name, direction = known
+        return Instruction(name, eqn.outvars[0], tuple(map(key_of, eqn.invars[::direction])))
 
 
-def key_of(atom: Atom) -> Any:
+class Instructions(NamedTuple):
+    """The instructions of an affine loop: of a tile of steps, of one step, and of a tile again."""
+
+    before: Sequence[Instruction]
+    affine: Sequence[Instruction]
+    after: Sequence[Instruction]
+
+
+def key_of(atom: Atom) -> Key:
     return repr(float(atom.val)) if jaxprs.is_literal(atom) else atom
 
 
@@ -70,21 +69,20 @@ def operation_of(eqn: Eqn) -> tuple[str, int] | None:
         return (OF_BOOLEANS[name], 1) if reads_booleans else None
     if name == "select_n" and (len(eqn.invars) != 3 or not reads_booleans):
         return None
-    return (
-        (SWAPPED[name], -1)
-        if name in SWAPPED
-        else (ELEMENTWISE[name], 1)
-        if name in ELEMENTWISE
-        else None
-    )
+    if name in SWAPPED:
+        return SWAPPED[name], -1
+    return (ELEMENTWISE[name], 1) if name in ELEMENTWISE else None
 
 
 def is_known(eqn: Eqn, dtype: Any, names: Collection[str] = OPCODES) -> bool:
     """Returns True for one of some operations on single numbers of a type, and on booleans, which are 0 and 1."""
     operation = operation_of(eqn)
-    values = (*eqn.invars, *eqn.outvars)
-    is_one = operation is not None and operation[0] in names
-    return is_one and all(not v.aval.shape and v.aval.dtype in (dtype, jnp.bool_) for v in values)
+    if operation is None or operation[0] not in names:
+        return False
+    for v in (*eqn.invars, *eqn.outvars):
+        if v.aval.shape or v.aval.dtype not in (dtype, jnp.bool_):
+            return False
+    return True
 
 
 def known_from_values(step: AffineStep) -> list[Eqn]:
@@ -102,39 +100,51 @@ def known_from_values(step: AffineStep) -> list[Eqn]:
 
 @dataclass
 class FirstOrder:
-    """The coefficient of the only carry, and what is added to it, with the instructions that compute them from inputs."""
+    """The only carry as `a s + b`: `results` are a and b, and the instructions compute them from inputs."""
 
     step: AffineStep
     instructions: list[Instruction] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        (carry,), (new,) = self.step.carry, map(key_of, self.step.new)
-        pairs = {carry: (_ONE, _ZERO)}  # of values that depend on the carry
-        moving = jaxprs.depends(self.step.eqns, [carry])
-        for name, out, operands in map(
-            Instruction.of, (e for e in self.step.eqns if e.outvars[0] in moving)
-        ):
-            known = [pairs.get(key) for key in operands]
-            start = name == "select"
-            if name in ("mul", "div"):  # by a number that does not depend on the carry
-                parts = [pair or (key, key) for pair, key in zip(known, operands)]
-            else:
-                parts = [pair or (_ZERO, key) for pair, key in zip(known, operands)]
-            both = zip(*parts[start:])
-            coefficient, offset = (self._apply(name, *operands[:start], *of_one) for of_one in both)
-            pairs[out] = coefficient, offset
-        self.coefficient, self.offset = pairs.get(new, (_ZERO, new))
+        (carry,) = self.step.carry
+        (new,) = map(key_of, self.step.new)
+        pairs = {
+            carry: (_ONE, _ZERO)
+        }  # coefficients and offsets of values that depend on the carry
+        on_carry = jaxprs.depends(self.step.eqns, [carry])
+        for eqn in self.step.eqns:
+            if eqn.outvars[0] in on_carry:
+                name, out, operands = Instruction.of(eqn)
+                pairs[out] = self._pair(name, operands, pairs)
+        self.results = pairs.get(new, (_ZERO, new))
 
-    def _apply(self, name: str, *operands: Any) -> Any:
+    def _pair(
+        self, name: str, operands: Sequence[Key], pairs: Mapping[Key, tuple[Key, Key]]
+    ) -> tuple[Key, Key]:
+        """Returns the coefficient and the offset of a result."""
+        coefficients = []
+        offsets = []
+        for key in operands:
+            # A factor or divisor that does not depend on the carry applies to both.
+            coefficient, offset = pairs.get(key, (key if name in ("mul", "div") else _ZERO, key))
+            coefficients.append(coefficient)
+            offsets.append(offset)
+        if name == "select":  # so does a condition
+            coefficients[0] = operands[0]
+        return self._apply(name, *coefficients), self._apply(name, *offsets)
+
+    def _apply(self, name: str, *operands: Key) -> Key:
         """Returns the key of a result, which may be that of an operand or a number."""
         if name == "copy":
             return operands[0]
         for place, operand in enumerate(operands):
-            if (same := _IDENTITIES.get((name, place, operand))) is not None:
+            same = _IDENTITIES.get((name, place, operand))
+            if same is not None:
                 return operands[same]
             if operand == _ZERO and (name, place) in _ZEROS:
                 return _ZERO
-        self.instructions.append(Instruction(name, out := object(), operands))
+        out = object()
+        self.instructions.append(Instruction(name, out, operands))
         return out
 
 
@@ -149,81 +159,79 @@ class Encoded(NamedTuple):
 
 def encoded(
     step: AffineStep,
-    before: Sequence[Instruction],
-    affine: Sequence[Instruction],
-    after: Sequence[Instruction],
+    instructions: Instructions,
     first_order: FirstOrder | None,
-    sums: Sequence[Any],
+    sums: Sequence[Sequence[Key]],
     outs: Sequence[Var],
 ) -> Encoded:
     """Returns the program of an affine loop.
 
     Args:
         step: the loop's step.
-        before, after: what is computed for a tile of steps before and after the affine part.
-        affine: the affine part, of one step.
+        instructions: what is computed before, in and after the affine part.
         first_order: the coefficient of the only carry, or None if there are others.
         sums: for each sum its summands, or two factors of them.
         outs: what is stored for all steps.
     """
-    core = () if first_order is None else (first_order.coefficient, first_order.offset)
-    in_tile = dict.fromkeys(
-        [*_operands((*before, *after)), *step.inputs, *core, *(k for keys in sums for k in keys)]
-    )
-    in_steps = dict.fromkeys([*_operands(affine), *map(key_of, (*step.new, *step.values))])
+    before, affine, after = instructions
+    coefficients = first_order.results if first_order else ()
+    in_tile = dict.fromkeys([*operands_of((*before, *after)), *step.inputs, *coefficients])
+    in_tile.update(dict.fromkeys(itertools.chain.from_iterable(sums)))
+    ends = [key_of(a) for a in (*step.new, *step.values)]
+    in_steps = dict.fromkeys([*operands_of(affine), *ends])
     keys = {**in_steps, **in_tile}
-    results = [[i.out for i in part] for part in (before, affine, after)]
-    of_tile = {*step.values, *results[0], *results[2]}
-    of_step = {*step.carry, *step.inputs, *results[1]}
-    varying = jaxprs.depends(step.loop.eqns, (*step.loop.carry, *step.loop.xs))
-    variables = [k for k in keys if isinstance(k, Var)]
-    # What a tile computes of constants is a constant in the affine part.
-    needed = {
-        v
-        for v in variables
-        if (v in in_steps and v not in of_step) or (v in in_tile and v not in of_tile)
-    }
-    constants = tuple(v for v in variables if v in needed and v not in varying)
-    stacks = tuple(v for v in variables if v in needed and v in in_tile and v in varying)
-    literals = tuple(k for k in keys if isinstance(k, str))
-    tile = _numbered(*constants, *literals, *stacks, *results[0], *step.values, *results[2])
-    numbers = _numbered(*constants, *literals, *step.carry, *step.inputs, *results[1])
 
-    counts = map(len, (step.carries, step.inputs, step.values, constants, stacks, sums, outs))
-    program = [
-        jnp.dtype(step.dtype).itemsize,
-        step.loop.length,
-        step.loop.reverse,
-        _STORED[step.stored],
-        *counts,
-    ]
-    program += (
-        [-1, -1, 0]
-        if first_order is None
-        else [*(tile[k] for k in core), len(first_order.instructions)]
-    )
-    program += map(len, results)
+    # What a tile computes of constants is a constant in the affine part.
+    results_before = [i.out for i in before]
+    results_affine = [i.out for i in affine]
+    results_after = [i.out for i in after]
+    of_tile = {*step.values, *results_before, *results_after}
+    of_step = {*step.carry, *step.inputs, *results_affine}
+    varying = jaxprs.depends(step.loop.eqns, (*step.loop.carry, *step.loop.xs))
+    constants = []
+    stacks = []
+    for v in keys:
+        from_outside = (v in in_steps and v not in of_step) or (v in in_tile and v not in of_tile)
+        if isinstance(v, Var) and from_outside:
+            if v not in varying:
+                constants.append(v)
+            elif v in in_tile:
+                stacks.append(v)
+    literals = [k for k in keys if isinstance(k, str)]
+
+    # The registers of a tile, and of one step.
+    shared = (*constants, *literals)
+    tile = _numbered(*shared, *stacks, *results_before, *step.values, *results_after)
+    numbers = _numbered(*shared, *step.carry, *step.inputs, *results_affine)
+
+    program = [jnp.dtype(step.dtype).itemsize, step.loop.length, step.loop.reverse]
+    program.append(_STORED[step.stored])
+    program += map(len, (step.carries, step.inputs, step.values, constants, stacks, sums, outs))
+    if first_order:
+        program += [*(tile[k] for k in coefficients), len(first_order.instructions)]
+    else:
+        program += [-1, -1, 0]
+    program += map(len, instructions)
     for part, registers in ((before, tile), (affine, numbers), (after, tile)):
         for i in part:
             read = [registers[k] for k in i.operands]
             program += [OPCODES[i.operation], registers[i.out], *read, *[0] * (3 - len(read))]
-    program += [tile[v] for v in step.inputs] + [
-        numbers[key_of(a)] for a in (*step.new, *step.values)
-    ]
+    program += [tile[v] for v in step.inputs]
+    program += [numbers[k] for k in ends]
     for summands in sums:
         program += [*(tile[k] for k in summands), -1][:2]
     program += [tile[v] for v in outs]
     return Encoded(
-        constants,
-        stacks,
-        np.array(program, np.int64),
-        np.array([*map(float, literals)], np.float64),
+        constants=tuple(constants),
+        stacks=tuple(stacks),
+        program=np.array(program, np.int64),
+        literals=np.array(list(map(float, literals)), np.float64),
     )
 
 
-def _operands(instructions: Iterable[Instruction]) -> list[Any]:
-    return [key for i in instructions for key in i.operands]
+def operands_of(instructions: Iterable[Instruction]) -> list[Key]:
+    return list(itertools.chain.from_iterable(i.operands for i in instructions))
 
 
-def _numbered(*keys: Any) -> dict[Any, int]:
+def _numbered(*keys: Key) -> dict[Key, int]:
     return {key: i for i, key in enumerate(keys)}

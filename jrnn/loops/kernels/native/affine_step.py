@@ -7,6 +7,7 @@ the step computes from them for its outputs, may be anything.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,13 +55,9 @@ class AffineStep:
     @property
     def stored(self) -> str:
         """Which carries the values are: those "before" a step, those "after" it, or "none"."""
-        return (
-            "before"
-            if self.values == tuple(self.carry)
-            else "after"
-            if self.values == tuple(self.new)
-            else "none"
-        )
+        if self.values == tuple(self.carry):
+            return "before"
+        return "after" if self.values == tuple(self.new) else "none"
 
 
 def affine_step(loop: Loop) -> AffineStep:
@@ -71,69 +68,74 @@ def affine_step(loop: Loop) -> AffineStep:
     new = [loop.carry_out[i] for i in carries]
     for v in carry:
         if not _is_number(v):
-            raise Unsupported(
-                f"a carry is {v.aval.str_short()}, not one number in float32 or float64"
-            )
+            shape = v.aval.str_short()
+            raise Unsupported(f"a carry is {shape}, not one number in float32 or float64")
     if not carry:
         raise Unsupported("nothing is carried but sums")
-    dtype, *others = dict.fromkeys(v.aval.dtype for v in carry)
-    if others:
+    dtype = carry[0].aval.dtype
+    if any(v.aval.dtype != dtype for v in carry):
         raise Unsupported("carries are of two types")
-    moving, varying = (jaxprs.depends(loop.eqns, of) for of in (carry, (*loop.carry, *loop.xs)))
-    affine_values = _affine_values(loop, carry, moving, moving if len(carry) == 1 else varying)
-    known = {
-        *carry,
-        *affine_values,
-        *loop.inputs,
-        *(v for e in loop.eqns for v in e.outvars if v not in moving),
-    }
+
+    # With one carry, inputs may be coefficients: then only what depends on the carry must be affine.
+    on_carry = jaxprs.depends(loop.eqns, carry)
+    varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+    affine_in = on_carry if len(carry) == 1 else varying
+    affine_values = _affine_values(loop, carry, on_carry, affine_in)
+    known = {*carry, *affine_values, *loop.inputs}
+    known.update(v for v in jaxprs.results(loop.eqns) if v not in on_carry)
     for atom in new:
         if not jaxprs.is_literal(atom) and atom not in known:
-            why = (
-                "a carry is not affine"
-                if len(carry) == 1
-                else "carries are not affine with coefficients of all steps"
-            )
+            why = "carries are not affine with coefficients of all steps"
+            if len(carry) == 1:
+                why = "a carry is not affine"
             raise Unsupported(why, jaxprs.needed(loop.eqns, [atom], known)[0][0])
+
     values = _values(loop, sums, carry, affine_values)
     if not any(map(jaxprs.is_literal, new)) and {*values} == {*new}:
         values = new
     elif len(carry) <= max(len(values), 1):  # from which the values are computed
         values = carry
-    inputs, eqns = _inputs(loop, carry, [*new, *values], moving, varying)
-    return AffineStep(loop, carries, sums, tuple(inputs), tuple(values), tuple(eqns), dtype)
+
+    # The inputs are what is added to the carry, or what that is computed from: whatever are fewer.
+    affine_results = [e.outvars[0] for e in loop.eqns if _is_affine(e, affine_in)]
+    results = [*new, *values]
+    affine_on_carry = [v for v in affine_results if v in on_carry]
+    inputs, eqns = _inputs(loop, carry, results, varying.difference(affine_on_carry))
+    if len(carry) > 1:
+        others, other_eqns = _inputs(loop, carry, results, varying.difference(affine_results))
+        if len(others) <= len(inputs):
+            inputs = others
+            eqns = other_eqns
+    return AffineStep(
+        loop=loop,
+        carries=carries,
+        sums=sums,
+        inputs=tuple(inputs),
+        values=tuple(values),
+        eqns=tuple(eqns),
+        dtype=dtype,
+    )
 
 
 def _values(
     loop: Loop, sums: Mapping[int, Sequence[Atom]], carry: Sequence[Var], affine: Mapping[Var, Eqn]
 ) -> list[Var]:
     """Returns the fewest steps from outputs and sums: affine values, and carries, that they are computed from."""
-    targets = dict.fromkeys(
-        jaxprs.variables([*loop.ys, *(v for values in sums.values() for v in values)])
-    )
+    targets = jaxprs.variables([*loop.ys, *itertools.chain.from_iterable(sums.values())])
     # What changes a sign is computed from what it changes.
     named = {v for v, eqn in affine.items() if not _is_sign(eqn) or v in targets}
-    _, read = jaxprs.needed(loop.eqns, targets, {*loop.consts, *loop.xs, *carry, *named})
-    return [v for v in read if v in named or v in carry]
+    named.update(carry)
+    _, read = jaxprs.needed(loop.eqns, targets, {*loop.consts, *loop.xs, *named})
+    return [v for v in read if v in named]
 
 
 def _inputs(
-    loop: Loop,
-    carry: Sequence[Var],
-    results: Sequence[Atom],
-    moving: Collection[Var],
-    varying: Collection[Var],
+    loop: Loop, carry: Sequence[Var], results: Sequence[Atom], varying: Collection[Var]
 ) -> tuple[Sequence[Var], Sequence[Eqn]]:
-    """Returns the inputs of a step, and its affine equations: what is added to the carry, or what that is computed from."""
-    affine_results = [
-        e.outvars[0] for e in loop.eqns if _is_affine(e, moving if len(carry) == 1 else varying)
-    ]
-    options = []
-    for affine in (affine_results, [v for v in affine_results if v in moving])[len(carry) == 1 :]:
-        inputs = {*varying}.difference(affine, carry)
-        needed, free = jaxprs.needed(loop.eqns, results, {*loop.consts, *carry, *inputs})
-        options.append(([v for v in free if v in inputs], needed))
-    return min(options, key=lambda option: len(option[0]))
+    """Returns which of some varying values the results are computed from, and the equations that do so."""
+    inputs = {*varying}.difference(carry)
+    needed, free = jaxprs.needed(loop.eqns, results, {*loop.consts, *carry, *inputs})
+    return [v for v in free if v in inputs], needed
 
 
 def _is_number(v: Var) -> bool:
@@ -143,9 +145,12 @@ def _is_number(v: Var) -> bool:
 def _sums(loop: Loop) -> dict[int, Sequence[Atom]]:
     """Returns the carries that only add what other carries determine, or that are no numbers, and their values."""
     added = {i: values for i, values in added_to_carries(loop).items() if not _is_read(loop, i)}
-    moving = jaxprs.depends(loop.eqns, [v for i, v in enumerate(loop.carry) if i not in added])
-    moves = {i: any(jaxprs.is_in(v, moving) for v in values) for i, values in added.items()}
-    return {i: values for i, values in added.items() if moves[i] or not _is_number(loop.carry[i])}
+    others = [v for i, v in enumerate(loop.carry) if i not in added]
+    on_others = jaxprs.depends(loop.eqns, others)
+    for i, values in list(added.items()):
+        if _is_number(loop.carry[i]) and on_others.isdisjoint(jaxprs.variables(values)):
+            del added[i]
+    return added
 
 
 def _is_read(loop: Loop, i: int) -> bool:
@@ -155,18 +160,16 @@ def _is_read(loop: Loop, i: int) -> bool:
 
 
 def _affine_values(
-    loop: Loop, carry: Collection[Var], moving: Collection[Var], varying: Collection[Var]
+    loop: Loop, carry: Collection[Var], on_carry: set[Var], varying: Collection[Var]
 ) -> dict[Var, Eqn]:
     """Returns the equations of values that are affine in what varies and read the carry, by their results."""
     affine_values: dict[Var, Eqn] = {}
+    affine = set(carry)
     for eqn in loop.eqns:
-        reads = [v for v in jaxprs.inputs(eqn) if v in moving]
-        if (
-            reads
-            and _is_affine(eqn, varying)
-            and all(v in affine_values or v in carry for v in reads)
-        ):
+        reads = on_carry.intersection(jaxprs.inputs(eqn))
+        if reads and _is_affine(eqn, varying) and reads <= affine:
             affine_values[eqn.outvars[0]] = eqn
+            affine.add(eqn.outvars[0])
     return affine_values
 
 
@@ -179,8 +182,11 @@ def _is_affine(eqn: Eqn, varying: Collection[Var]) -> bool:
     if primitives.is_sum(eqn) or primitives.is_retyping(eqn):
         return True
     varies = [jaxprs.is_in(a, varying) for a in eqn.invars]
-    fixed = {"mul": not all(varies), "div": not varies[-1], "select_n": not varies[0]}
-    return fixed.get(name, False)
+    if name == "mul":
+        return not all(varies)
+    if name == "div":
+        return not varies[-1]
+    return name == "select_n" and not varies[0]
 
 
 def _is_sign(eqn: Eqn) -> bool:
