@@ -1,7 +1,28 @@
-"""One affine carry in a chunk of C steps, as a few products of matrices.
+"""One affine carry S in a chunk of C steps, as a few products of matrices: the chunkwise form.
 
-A step reads S by vectors a (readers), and writes outer products of vectors p (writers) and rows R to it. Those of a chunk
-solve `(I - N) R = E + (a * W(t, start)) . S_0`, where `N[t, s] = sum_k a_t W(t, s) p_s` for s < t. All reads are products.
+A step of linear attention or of the delta rule updates a matrix, and reads it by queries a:
+
+    S[t + 1] = d[t] * S[t] + sum over i of p_i[t] r_i[t]^T,    R[t] = E[t] + S[t]^T a[t]
+
+A row r that is written may be such an R: the delta rule writes the difference of a value and what S has for a key. Run by
+steps, each step reads and writes all of S for a few operations an element, and the reverse pass stores S of every step.
+
+In a chunk, S before step t is `W(t, start) S_0 + sum_{s < t} W(t, s) p_s r_s^T`, where W(t, s) is the product of the
+decays of the steps between s and t (`decay.py`). So what a query reads is
+
+    R[t] = E[t] + (a_t * W(t, start))^T S_0 + sum_{s < t} N[t, s] r_s,    N[t, s] = sum_k a_t W(t, s) p_s
+
+        S_0 ----> [ all reads of S_0: one product ]----+
+        a, p, W -> scores N, [C, C], lower triangle ---+--> R = (I - N)^-1 (E + ...) --> S_C: one product
+        E ---------------------------------------------+
+
+N are scores, as in attention, of queries a and keys p. Where the rows r are known, all reads are products. Where they are
+R themselves, they solve a triangular system with ones on its diagonal (`solve.py`). Several rows of one step make one system
+of C times as many unknowns, in the order in which the step computes them.
+
+This is the chunkwise form of Yang, Wang, Zhang, Shen, Kim, "Parallelizing Linear Transformers with the Delta Rule over
+Sequence Length" (2024), and, with decays, of Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (2024). Here the formula is
+not written for one layer: `affine/matrix.py` reads the factors off any step.
 
 Shapes: T time, C steps of a chunk, S [K, V]. "T" labels the step that reads, "S" the one that wrote.
 """
@@ -10,9 +31,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn.jaxprs import Var
 from jrnn.loops.affine.matrix import AffineForm
@@ -22,12 +43,14 @@ from jrnn.loops.chunks.decay import (
     STATE_LABELS,
     TO_STATE,
     Decay,
-    Vectors,
+    DecayedVectors,
     decay_of,
     sums,
 )
 from jrnn.loops.chunks.labeled import Factors, Label, Labeled, dot, plus, times, union
 from jrnn.loops.chunks.solve import SavedForBackward, unit_lower_solve
+
+Queries = list[tuple[Labeled, Labeled | None]]  # vectors that read S, with what scales the results
 
 
 @dataclass(frozen=True)
@@ -52,13 +75,15 @@ class Writes:
     """What each step writes to S.
 
     Attributes:
-        known: outer products, as vectors with K and values.
-        vectors: the vectors of the rows that are to be solved for.
+        known_keys: the keys of outer products that are known, with K.
+        known_values: the values of these outer products.
+        keys: the keys of the rows that are to be solved for.
         matrices: matrices, with what remains of them before each step and after the chunk.
     """
 
-    known: list[tuple[Labeled, Labeled]]
-    vectors: dict[Row, Labeled] = field(default_factory=dict)
+    known_keys: list[Labeled] = field(default_factory=list)
+    known_values: list[Labeled] = field(default_factory=list)
+    keys: dict[Row, Labeled] = field(default_factory=dict)
     matrices: list[tuple[Labeled, Labeled, Labeled]] = field(default_factory=list)
 
 
@@ -80,176 +105,229 @@ class Chunk:
     form: AffineForm
     factors: Factors
     steps: int
-    valid: Any
+    valid: Array | None
     saved: SavedForBackward
     batched: bool
 
-    def run(self, states: Sequence[Any]) -> tuple[dict[Var, Any], list[Any]]:
+    def run(self, states: Sequence[Array]) -> tuple[dict[Var, Array], list[Array]]:
         """Returns the values of the readouts, [C, ...], and the new states."""
         form = self.form
-        shape = states[0].shape
-        axes = tuple(l for l in form.forms.axes if l is not None)
-        start = (
-            Labeled(jnp.stack(states), (TO_STATE, *axes))
-            if self._several_states
-            else Labeled(states[0], axes)
-        )
-        start = Labeled(start.array.reshape([self._size[l] for l in start.labels]), start.labels)
+        start = self._start(states)
         decays = self._all_decays()
         self.saved.growth += [decays.rows.largest, decays.columns.largest]
-        writes = Writes(
-            [
-                (self._vector(fs, 1, t.new_state), self._per_step(v))
-                for t, fs, v in self._split_by_k(form.known)
-            ]
-        )
-        for term in form.updates:
-            vector = self._vector(term.factors, term.sign, term.new_state)
-            writes.vectors[term.operand] = plus([writes.vectors.get(term.operand), vector])
-        for matrix, scale in form.matrices:
-            scaled = self._masked(self._per_step(self.factors.value(scale)))
-            writes.matrices.append((self.factors.value(matrix), *sums(decays.both, scaled)))
+        writes = self._writes(decays)
 
-        reads = {
-            row: self._read_vectors([t for t in row.terms if t.operand in form.forms.states])
-            for row in form.rows
-        }
-        readers = [vector for several in reads.values() for vector, _ in several]
-        vectors = decays.rows.of_vectors(
-            readers, [*(v for v, _ in writes.known), *writes.vectors.values()]
-        )
-        ones = [self._per_step(self._with_label(None, form.columns[-1]))] if form.columns else []
-        values = decays.columns.of_vectors(ones, [value for _, value in writes.known])
-        equations = self._row_equations(start, decays, writes, reads, vectors, values)
+        # Queries and keys, times the decays of the chunk.
+        queries_of: dict[Row, Queries] = {}
+        queries = []
+        for row in form.rows:
+            queries_of[row] = self._queries(row)
+            queries += [query for query, _ in queries_of[row]]
+        vectors = decays.rows.of_vectors(queries, [*writes.known_keys, *writes.keys.values()])
+        ones = []
+        if form.columns:
+            ones.append(self._per_step(self._with_label(None, form.columns[-1])))
+        values = decays.columns.of_vectors(ones, writes.known_values)
+
+        # The rows that are written are solved for, and the others computed from them.
+        equations = self._row_equations(start, decays, writes, queries_of, vectors, values)
         solved = self._solve(
-            {row: equation for row, equation in equations.items() if row in writes.vectors}
+            {row: equation for row, equation in equations.items() if row in writes.keys}
         )
-        rows = dict(solved)
-        for row in rows_of([t for v in form.readouts.values() for t in v.terms]):
-            if row not in rows:
-                equation = equations[row]
-                parts = [
-                    self._apply_scores(m, rows[u].renamed("T", "S"))
-                    for u, m in equation.scores.items()
-                ]
-                rows[row] = plus([equation.known, *parts])
-        new = []
-        for vector, value in zip(
-            vectors.ends, [*values.ends, *(solved[row] for row in writes.vectors)]
-        ):
-            out = [l for l in start.labels if l in vector.labels + value.labels]
-            new.append(dot(vector, value, out, self.factors.precision))
+        rows = self._rows_read(equations, solved)
+
+        new = self._written(start, vectors, values, [solved[row] for row in writes.keys])
         if form.decay:
-            new.append(
-                decays.rows.scaled(decays.columns.scaled(start, values.total), vectors.total)
-            )
-        new += [times([m, remaining]) for m, _, remaining in writes.matrices]
-        after = plus(new).full(start.labels, self._size).reshape(-1, *shape)
-        return {
-            v: self._readout_values(v, value, rows) for v, value in form.readouts.items()
-        }, list(after)
+            decayed = decays.columns.scaled(start, values.total)
+            new.append(decays.rows.scaled(decayed, vectors.total))
+        for matrix, _, remaining in writes.matrices:
+            new.append(times([matrix, remaining]))
+        after = plus(new).full(start.labels, self._size).reshape(-1, *states[0].shape)
+
+        readouts = {}
+        for v, value in form.readouts.items():
+            readouts[v] = self._readout_values(v, value, rows)
+        return readouts, list(after)
+
+    def _start(self, states: Sequence[Array]) -> Labeled:
+        """Returns S before the chunk."""
+        labels = tuple(l for l in self.form.forms.axes if l is not None)
+        array = states[0]
+        if self._several_states:
+            array = jnp.stack(states)
+            labels = (TO_STATE, *labels)
+        return Labeled(array.reshape([self._size[l] for l in labels]), labels)
+
+    def _writes(self, decays: Decays) -> Writes:
+        """Returns what the steps write: keys and values of outer products, and matrices."""
+        writes = Writes()
+        for term, factors, value in self._split_by_k(self.form.known):
+            writes.known_keys.append(self._key(factors, 1, term.new_state))
+            writes.known_values.append(self._per_step(value))
+        for term in self.form.updates:
+            key = self._key(term.factors, term.sign, term.new_state)
+            writes.keys[term.operand] = plus([writes.keys.get(term.operand), key])
+        for matrix, scale in self.form.matrices:
+            scales = self._masked(self._per_step(self.factors.value(scale)))
+            writes.matrices.append((self.factors.value(matrix), *sums(decays.both, scales)))
+        return writes
+
+    def _written(
+        self,
+        start: Labeled,
+        vectors: DecayedVectors,
+        values: DecayedVectors,
+        solved: Sequence[Labeled],
+    ) -> list[Labeled]:
+        """Returns what remains of the outer products of the chunk at its end."""
+        products = []
+        for key, value in zip(vectors.to_end, [*values.to_end, *solved]):
+            out = [l for l in start.labels if l in key.labels + value.labels]
+            products.append(dot(key, value, out, self.factors.precision))
+        return products
+
+    def _rows_read(
+        self, equations: dict[Row, RowEquation], solved: dict[Row, Labeled]
+    ) -> dict[Row, Labeled]:
+        """Returns the rows that are written, and those that the readouts read."""
+        rows = dict(solved)
+        terms: list[Term] = []
+        for value in self.form.readouts.values():
+            terms += value.terms
+        for row in rows_of(terms):
+            if row in rows:
+                continue
+            equation = equations[row]
+            parts = [equation.known]
+            for u, scores in equation.scores.items():
+                parts.append(self._apply_scores(scores, rows[u].renamed("T", "S")))
+            rows[row] = plus(parts)
+        return rows
+
+    # The equations of rows
 
     def _row_equations(
         self,
         start: Labeled,
         decays: Decays,
         writes: Writes,
-        reads: dict[Row, list[tuple[Labeled, Labeled | None]]],
-        vectors: Vectors,
-        values: Vectors,
+        queries_of: dict[Row, Queries],
+        vectors: DecayedVectors,
+        values: DecayedVectors,
     ) -> dict[Row, RowEquation]:
-        """Returns the equations of the rows of each step, from their readers, and the vectors and values of the writes."""
-        form = self.form
-        decay = decays.rows
-        known = list(zip(vectors.writers, values.writers))
-        writers = dict(zip(writes.vectors, vectors.writers[len(known) :]))
-        readers = iter(zip(vectors.readers, vectors.starts))
-        of_columns = [times(values.starts[0])] if form.columns else []
+        """Returns the equation of each row, after the equations of the rows that it reads.
+
+        Args:
+            start: S before the chunk.
+            decays: of the chunk.
+            writes: what is written.
+            queries_of: the queries of each row.
+            vectors: all queries in this order, and all keys, times decays.
+            values: the values of the outer products that are known, times decays along the columns.
+        """
+        column_decay = times(values.from_start[0]) if self.form.columns else None
+        count = len(writes.known_keys)
+        known = list(zip(vectors.keys[:count], values.keys))
+        keys = dict(zip(writes.keys, vectors.keys[count:]))
+        queries = iter(zip(vectors.queries, vectors.from_start))
         equations: dict[Row, RowEquation] = {}
-        for row in form.rows:
+        for row in self.form.rows:
             parts = []
             scores = {}
-            for vector, scale_after in reads[row]:
-                reader, of_start = next(readers)
-                products = [
-                    times([self._read_matrix(of_start[0], start, of_start[1]), *of_columns])
-                ]
-                products += [
-                    self._read_matrix(vector, matrix, remaining)
-                    for matrix, remaining, _ in writes.matrices
-                ]
-                scored = (
-                    (decay.scores(reader, writer, self.saved), value) for writer, value in known
-                )
-                products += [
-                    self._apply_scores(m, value, decays.columns, values) for m, value in scored
-                ]
-                parts += [times([scale_after, a]) for a in products]
-                scores = {row: decay.scores(reader, w, self.saved) for row, w in writers.items()}
+            for query, scale in queries_of[row]:
+                decayed, from_start = next(queries)
+                of_start = self._read_matrix(from_start[0], start, from_start[1])
+                products = [times([of_start, column_decay])]
+                for matrix, remaining, _ in writes.matrices:
+                    products.append(self._read_matrix(query, matrix, remaining))
+                for key, value in known:
+                    known_scores = decays.rows.scores(decayed, key, self.saved)
+                    products.append(self._apply_scores(known_scores, value, decays.columns, values))
+                parts += [times([scale, product]) for product in products]
+                for u, key in keys.items():
+                    scores[u] = decays.rows.scores(decayed, key, self.saved)
             for term in row.terms:
                 if term.operand is None:
                     parts.append(self.factors.value(term))
                 elif isinstance(term.operand, Row):
-                    scale = self.factors.product(term.factors, term.sign)
-                    assert term.operand in equations, "a row is read before it is computed"
-                    to_solve = {term.operand: self._eye} if term.operand in writes.vectors else None
-                    read = RowEquation(None, to_solve) if to_solve else equations[term.operand]
-                    parts += [times([read.known, scale])] if read.known is not None else []
-                    for u, m in read.scores.items():
-                        scores[u] = plus([scores.get(u), times([m, scale])])
+                    self._add_row(term, term.operand in writes.keys, equations, parts, scores)
             equations[row] = RowEquation(plus(parts), scores)
         return equations
 
-    def _read_matrix(self, reader: Labeled, matrix: Labeled, decay: Labeled | None) -> Labeled:
+    def _add_row(
+        self,
+        term: Term,
+        is_solved: bool,
+        equations: dict[Row, RowEquation],
+        parts: list[Labeled],
+        scores: dict[Row, Labeled],
+    ) -> None:
+        """Adds a term with another row of the same step to what a row is."""
+        scale = self.factors.product(term.factors, term.sign)
+        assert term.operand in equations, "a row is read before it is computed"
+        equation = equations[term.operand]
+        if is_solved:
+            equation = RowEquation(None, {term.operand: self._eye})
+        if equation.known is not None:
+            parts.append(times([equation.known, scale]))
+        for u, matrix in equation.scores.items():
+            scores[u] = plus([scores.get(u), times([matrix, scale])])
+
+    def _read_matrix(self, query: Labeled, matrix: Labeled, decay: Labeled | None) -> Labeled:
         """Reads a matrix at each step, times a decay, which may have K."""
         scales_k = decay is not None and self.k in decay.labels
-        reader = times([reader, decay]) if scales_k else reader
-        out = [
-            l
-            for l in union([reader, matrix], ("T", *self.form.free))
-            if l not in (self.k, TO_STATE)
-        ]
-        product = dot(reader, matrix, out, self.factors.precision)
+        if scales_k:
+            query = times([query, decay])
+        labels = union([query, matrix], ("T", *self.form.free))
+        out = [l for l in labels if l not in (self.k, TO_STATE)]
+        product = dot(query, matrix, out, self.factors.precision)
         return product if scales_k else times([product, decay])
 
-    def _read_vectors(self, terms: Sequence[Term]) -> list[tuple[Labeled, Labeled | None]]:
-        """Returns the vectors that read S at each step, with what scales the results.
+    def _queries(self, row: Row) -> Queries:
+        """Returns the vectors by which a row reads S at each step, with what scales the results.
 
         The scale is None, or, if decays differ along the columns, the product of the factors without K.
         """
+        states = self.form.forms.states
+        terms = [t for t in row.terms if t.operand in states]
         if not terms:
             return []
-        if not self.form.columns:
-            states = self.form.forms.states
-            groups = {}
-            for term in terms:
-                groups.setdefault(states.index(term.operand), []).append(self.factors.value(term))
-            vectors = (
-                (self._per_step(self._with_label(plus(groups[i]), self.k)), i)
-                for i in sorted(groups)
-            )
-            return [(plus(self._at_state(a, i, TO_STATE) for a, i in vectors), None)]
+        if self.form.columns:
+            return self._queries_with_scales(terms)
+        of_state: dict[int, list[Labeled]] = {}
+        for term in terms:
+            of_state.setdefault(states.index(term.operand), []).append(self.factors.value(term))
+        queries = []
+        for i in sorted(of_state):
+            query = self._per_step(self._with_label(plus(of_state[i]), self.k))
+            queries.append(self._at_state(query, i, TO_STATE))
+        return [(plus(queries), None)]
+
+    def _queries_with_scales(self, terms: Sequence[Term]) -> Queries:
         scales_of: dict[tuple[Factor, ...], list[Labeled]] = {}
         for _, with_k, product in self._split_by_k(terms):
             scales_of.setdefault(tuple(with_k), []).append(product)
-        with_k = (
-            (self._with_label(self.factors.product(fs), self.k), scales)
-            for fs, scales in scales_of.items()
-        )
-        return [(self._per_step(vector), plus(scales)) for vector, scales in with_k]
+        queries: Queries = []
+        for factors, scales in scales_of.items():
+            query = self._with_label(self.factors.product(factors), self.k)
+            queries.append((self._per_step(query), plus(scales)))
+        return queries
 
     def _apply_scores(
         self,
         scores: Labeled,
         values: Labeled,
         columns: Decay | None = None,
-        of_columns: Vectors | None = None,
+        of_columns: DecayedVectors | None = None,
     ) -> Labeled:
         """Returns what the values written at steps S add to what is read at steps T."""
-        out = [l for l in union([scores, values], ("T", *self.form.free)) if l not in ("N", "S")]
+        labels = union([scores, values], ("T", *self.form.free))
+        out = [l for l in labels if l not in ("N", "S")]
         if columns is None or columns.each is None or of_columns is None:
             return dot(scores, values, out, self.factors.precision)
-        return columns.apply_scores(scores, values, of_columns.readers[0], out)
+        return columns.apply_scores(scores, values, of_columns.queries[0], out)
+
+    # Arrays of the chunk
 
     @property
     def k(self) -> int:
@@ -263,6 +341,7 @@ class Chunk:
 
     @property
     def _size(self) -> dict[Label, int]:
+        """The size of each label."""
         return {
             **self.form.forms.size,
             "T": self.steps,
@@ -283,59 +362,31 @@ class Chunk:
     def _with_label(self, a: Labeled | None, label: Label) -> Labeled:
         """The array with a label."""
         ones = Labeled(jnp.ones(self._size[label], self.factors.dtype), (label,))
-        return a if a is not None and label in a.labels else times([a, ones])
+        if a is not None and label in a.labels:
+            return a
+        return times([a, ones])
 
     def _masked(self, a: Labeled, otherwise: Labeled | None = None) -> Labeled:
         """The array with a value that changes nothing at steps after the end, by default 0."""
         if self.valid is None:
             return a
-        where = otherwise.along(a.labels) if otherwise is not None else 0
-        return a.map(lambda x: jnp.where(Labeled(self.valid, ("T",)).along(a.labels), x, where))
+        value = otherwise.along(a.labels) if otherwise is not None else 0
+        is_valid = Labeled(self.valid, ("T",)).along(a.labels)
+        return Labeled(jnp.where(is_valid, a.array, value), a.labels)
 
-    def _all_decays(self) -> Decays:
-        terms = self.form.decay
-        labels = set(self.form.columns)
-        rows, columns = (terms, []) if not labels else ([], terms)
-        if len(terms) == 1 and labels:
-            (term,), parts = terms, ([], [])
-            for factor in term.factors:
-                parts[bool(labels & self.form.forms.labels_of(factor))].append(factor)
-            rows, columns = (
-                [replace(term, factors=tuple(fs), sign=s)] for fs, s in zip(parts, (term.sign, 1))
-            )
-        of_rows = self._decay(rows) if rows or not labels else None
-        of_columns = self._decay(columns) if labels else None
-        settings = self.factors.precision, self.saved, self.batched
-        last = self.form.columns[-1] if labels else self.k
-        return Decays(
-            decay_of(of_rows, self.steps, self.k, *settings),
-            decay_of(of_columns, self.steps, last, *settings),
-            times([of_rows, of_columns]),
-        )
+    def _key(self, factors: Sequence[Factor], sign: int, new_state: int) -> Labeled:
+        """The vector by which a row is written, 0 at steps after the end."""
+        key = self._per_step(self._with_label(self.factors.product(factors, sign), self.k))
+        return self._at_state(self._masked(key), new_state, TO_STATE)
 
-    def _decay(self, terms: Sequence[Term]) -> Labeled | None:
-        """The decay of each step, or None if it is 1; for several states, matrices from states to states."""
-        if (
-            not self._several_states
-            and len(terms) == 1
-            and not terms[0].factors
-            and terms[0].sign == 1
-        ):
-            return None
-        one, zero = (Labeled(jnp.asarray(x, self.factors.dtype), ()) for x in (1, 0))
-        if self._several_states:
-            one = Labeled(jnp.eye(len(self.form.positions), dtype=self.factors.dtype), STATE_LABELS)
-            zero = one.map(jnp.zeros_like)
-        states = self.form.forms.states
-        parts = [self._at_state(self.factors.value(t), t.new_state, TO_STATE) for t in terms]
-        parts = [
-            self._at_state(part, states.index(t.operand), FROM_STATE)
-            for part, t in zip(parts, terms)
-        ]
-        return self._masked(
-            self._per_step(plus(parts if parts and not self._several_states else [zero, *parts])),
-            one,
-        )
+    def _at_state(self, a: Labeled, index: int, label: Label) -> Labeled:
+        """The array at an index of a new axis over the states, and zeros at the others; the array if there is one state."""
+        if not self._several_states:
+            return a
+        arrays = []
+        for i in range(len(self.form.positions)):
+            arrays.append(a.array if i == index else jnp.zeros_like(a.array))
+        return Labeled(jnp.stack(arrays, -1), (*a.labels, label))
 
     def _split_by_k(self, terms: Iterable[Term]) -> Iterator[tuple[Term, list[Factor], Labeled]]:
         """Yields terms, their factors with K, and the product of the others."""
@@ -344,21 +395,56 @@ class Chunk:
             others = tuple(f for f in term.factors if f not in with_k)
             yield term, with_k, self.factors.value(replace(term, factors=others))
 
-    def _vector(self, factors: Sequence[Factor], sign: int, new_state: int) -> Labeled:
-        vector = self._masked(
-            self._per_step(self._with_label(self.factors.product(factors, sign), self.k))
-        )
-        return self._at_state(vector, new_state, TO_STATE)
+    # Decays
 
-    def _at_state(self, a: Labeled, index: int, label: Label) -> Labeled:
-        """The array at an index of a new axis over the states, and zeros at the others; the array if there is one state."""
-        if not self._several_states:
-            return a
-        arrays = [
-            a.array if i == index else jnp.zeros_like(a.array)
-            for i in range(len(self.form.positions))
-        ]
-        return Labeled(jnp.stack(arrays, -1), (*a.labels, label))
+    def _all_decays(self) -> Decays:
+        """Returns the decays of the chunk. A factor that differs along the columns is a decay of its own."""
+        terms = self.form.decay
+        columns = self.form.columns
+        settings = (self.factors.precision, self.saved, self.batched)
+        if not columns:
+            factor = self._decay(terms)
+            rows = decay_of(factor, self.steps, self.k, *settings)
+            return Decays(rows, decay_of(None, self.steps, self.k, *settings), times([factor]))
+        of_rows = None
+        if len(terms) == 1:
+            along_rows = []
+            along_columns = []
+            for factor in terms[0].factors:
+                if self.form.forms.labels_of(factor).isdisjoint(columns):
+                    along_rows.append(factor)
+                else:
+                    along_columns.append(factor)
+            of_rows = self._decay([replace(terms[0], factors=tuple(along_rows))])
+            terms = (replace(terms[0], factors=tuple(along_columns), sign=1),)
+        of_columns = self._decay(terms)
+        return Decays(
+            decay_of(of_rows, self.steps, self.k, *settings),
+            decay_of(of_columns, self.steps, columns[-1], *settings),
+            times([of_rows, of_columns]),
+        )
+
+    def _decay(self, terms: Sequence[Term]) -> Labeled | None:
+        """The decay of each step, or None if it is 1; for several states, matrices from states to states."""
+        dtype = self.factors.dtype
+        several = self._several_states
+        if not several and len(terms) == 1 and not terms[0].factors and terms[0].sign == 1:
+            return None
+        one = Labeled(jnp.asarray(1, dtype), ())
+        zero = Labeled(jnp.asarray(0, dtype), ())
+        if several:
+            one = Labeled(jnp.eye(len(self.form.positions), dtype=dtype), STATE_LABELS)
+            zero = one.map(jnp.zeros_like)
+        parts = []
+        for term in terms:
+            part = self._at_state(self.factors.value(term), term.new_state, TO_STATE)
+            state = self.form.forms.states.index(term.operand)
+            parts.append(self._at_state(part, state, FROM_STATE))
+        if several or not parts:
+            parts.insert(0, zero)
+        return self._masked(self._per_step(plus(parts)), one)
+
+    # The triangular system, and what is read
 
     def _solve(self, equations: dict[Row, RowEquation]) -> dict[Row, Labeled]:
         """Solves `u = known_u + sum over w of scores[w] . w` for all rows u, [T, ...].
@@ -366,44 +452,52 @@ class Chunk:
         Args:
             equations: of each row, after the rows of the same step that it reads: then the system is triangular.
         """
-        free = self.form.free
-        n = len(equations)
-        steps = self.steps
         zero = Labeled(jnp.zeros((), self.factors.dtype), ())
         known = {row: equation.known or zero for row, equation in equations.items()}
-        if not any(equation.scores for equation in equations.values()):
-            return {row: self._per_step(r) for row, r in known.items()}
-        arrays = [
-            *known.values(),
-            *(m for equation in equations.values() for m in equation.scores.values()),
-        ]
-        lead = [l for l in union(arrays) if l not in ("T", "S", *free)]
-        shape = [self._size[l] for l in lead]
+        scores: list[Labeled] = []
+        for equation in equations.values():
+            scores += equation.scores.values()
+        if not scores:
+            return {row: self._per_step(array) for row, array in known.items()}
+
+        free = self.form.free
+        n = len(equations)
         size = self._size
-        b = [r.full((*lead, "T", *free), size).reshape(*shape, steps, -1) for r in known.values()]
-        a = [
-            [e.scores.get(u, zero).full((*lead, "T", "S"), size) for u in equations]
-            for e in equations.values()
-        ]
-        matrix = jnp.stack([jnp.stack(row, -1) for row in a], -3).reshape(
-            *shape, steps * n, steps * n
-        )
-        right = jnp.stack(b, -2).reshape(*shape, steps * n, -1)
+        lead = [l for l in union([*known.values(), *scores]) if l not in ("T", "S", *free)]
+        shape = [size[l] for l in lead]
+        unknowns = self.steps * n
+
+        # The unknowns of one step are next to each other.
+        right_sides = []
+        for array in known.values():
+            right_side = array.full((*lead, "T", *free), size)
+            right_sides.append(right_side.reshape(*shape, self.steps, -1))
+        block_rows = []
+        for equation in equations.values():
+            blocks = []
+            for u in equations:
+                blocks.append(equation.scores.get(u, zero).full((*lead, "T", "S"), size))
+            block_rows.append(jnp.stack(blocks, -1))
+        matrix = jnp.stack(block_rows, -3).reshape(*shape, unknowns, unknowns)
+        right = jnp.stack(right_sides, -2).reshape(*shape, unknowns, -1)
         x = unit_lower_solve(-matrix, right, self.factors.precision, self.saved)
-        x = jnp.moveaxis(x.reshape(*shape, steps, n, *(size[l] for l in free)), len(shape) + 1, 0)
+
+        x = x.reshape(*shape, self.steps, n, *(size[l] for l in free))
+        x = jnp.moveaxis(x, len(shape) + 1, 0)
         return {row: Labeled(x[i], (*lead, "T", *free)) for i, row in enumerate(equations)}
 
-    def _readout_values(self, v: Var, value: AffineSum, rows: dict[Row, Labeled]) -> Any:
+    def _readout_values(self, v: Var, value: AffineSum, rows: dict[Row, Labeled]) -> Array:
         """Returns the values of a variable where S was read."""
-        labels = ("T", *(l for l in self.form.forms.resolved(value.labels) if l is not None))
-        sums = self.form.forms.resolved(value.sums)
-        shape = (self.steps, *(1 if l is None else n for l, n in zip(value.labels, v.aval.shape)))
-        scales = (self.factors.product(t.factors, t.sign) for t in value.terms)
+        forms = self.form.forms
         one = self.factors.value(Term(None))
-        parts = [
-            times([a, rows[t.operand]]) if t.operand else a or one
-            for t, a in zip(value.terms, scales)
-        ]
-        array = plus(parts).full((*labels, *sums), self._size)
+        parts = []
+        for term in value.terms:
+            part = self.factors.product(term.factors, term.sign)
+            if term.operand:
+                part = times([part, rows[term.operand]])
+            parts.append(part or one)
+        labels = ("T", *(l for l in forms.resolved(value.labels) if l is not None))
+        array = plus(parts).full((*labels, *forms.resolved(value.sums)), self._size)
+        shape = (self.steps, *(1 if l is None else n for l, n in zip(value.labels, v.aval.shape)))
         array = jnp.sum(array, range(len(labels), array.ndim)).reshape(shape)
         return jnp.broadcast_to(array, (self.steps, *v.aval.shape)).astype(v.aval.dtype)

@@ -1,6 +1,13 @@
 """The inverse of a triangular matrix with ones on its diagonal, by products of blocks.
 
-XLA:CPU's `triangular_solve` is many times slower for matrices of this size.
+The rows of a chunk solve `(I - N) R = E` (`chunk.py`). XLA:CPU's `triangular_solve` is many times slower for this
+size. Two neighboring diagonal blocks make the inverse of a block twice as long:
+
+    [ A  0 ]^-1   [  A^-1             0    ]
+    [ B  D ]    = [ -D^-1 B A^-1     D^-1  ]
+
+so that log2(n) doubling steps, each with two batched products, invert the matrix. What was saved for the reverse pass is the
+inverse: its tangent is `-X dA X`, again two products.
 """
 
 from __future__ import annotations
@@ -12,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs.mesh_axes import like
@@ -22,20 +30,20 @@ _SHORT = 16  # rows of the blocks that a loop inverts
 class SavedForBackward:
     """Values that the reverse pass takes from the forward pass, while it computes all others again."""
 
-    def __init__(self, values: Sequence[Any] | None = None):
+    def __init__(self, values: Sequence[Array] | None = None):
         self.values = list(values or [])
-        self.growth: list[Callable[[], Any]] = []  # return the largest products of decays
+        self.growth: list[Callable[[], Array]] = []  # return the largest products of decays
         self._replayed = None if values is None else iter(values)
 
-    def __call__(self, make: Callable[[], Any]) -> Any:
+    def __call__(self, make: Callable[[], Array]) -> Array:
         if self._replayed is not None:
             return next(self._replayed)
         self.values.append(make())
         return self.values[-1]
 
     def result(
-        self, fn: Callable[..., Any], *args: Any, tangent: Callable[..., Any] | None = None
-    ) -> Any:
+        self, fn: Callable[..., Array], *args: Array, tangent: Callable[..., Array] | None = None
+    ) -> Array:
         """Returns `fn(*args)`, an array that is saved.
 
         Its derivative is that of `fn`, or `tangent(result, args, tangents)`. JAX 0.10 drops rules such as this one where it
@@ -48,20 +56,22 @@ class SavedForBackward:
             args = (closed_over, *args)
 
         @jax.custom_jvp
-        def of(value: Any, *args: Any) -> Any:
+        def of(value: Array, *args: Array) -> Array:
             return value
 
         @of.defjvp
-        def _(primals: Any, tangents: Any) -> Any:
+        def _(primals: Sequence[Array], tangents: Sequence[Array]) -> tuple[Array, Array]:
             result = of(*primals)
             args = primals[1:]
             moved = tangents[1:]
-            return result, tangent(result, args, moved) if tangent else jax.jvp(fn, args, moved)[1]
+            if tangent is not None:
+                return result, tangent(result, args, moved)
+            return result, jax.jvp(fn, args, moved)[1]
 
         return of(saved, *args)
 
 
-def unit_lower_inverse(a: Any, precision: Any, saved: SavedForBackward) -> Any:
+def unit_lower_inverse(a: Array, precision: Any, saved: SavedForBackward) -> Array:
     """Inverts `I + a`.
 
     Args:
@@ -71,13 +81,13 @@ def unit_lower_inverse(a: Any, precision: Any, saved: SavedForBackward) -> Any:
     """
     times = functools.partial(jnp.matmul, precision=precision)
 
-    def tangent(x: Any, _: Any, moved: Any) -> Any:
+    def tangent(x: Array, _: Sequence[Array], moved: Sequence[Array]) -> Array:
         return -times(times(x, moved[0]), x)
 
     return saved.result(functools.partial(_inverse, times=times), a, tangent=tangent)
 
 
-def unit_lower_solve(a: Any, b: Any, precision: Any, saved: SavedForBackward) -> Any:
+def unit_lower_solve(a: Array, b: Array, precision: Any, saved: SavedForBackward) -> Array:
     """Solves `(I + a) x = b`.
 
     Args:
@@ -92,28 +102,32 @@ def unit_lower_solve(a: Any, b: Any, precision: Any, saved: SavedForBackward) ->
     """
     times = functools.partial(jnp.matmul, precision=precision)
 
-    def tangent(x: Any, args: Any, moved: Any) -> Any:
+    def tangent(x: Array, args: Sequence[Array], moved: Sequence[Array]) -> Array:
         return times(args[0], moved[2] - times(moved[1], x))
 
+    def solution(inverse: Array, _: Array, b: Array) -> Array:
+        return times(inverse, b)
+
     inverse = unit_lower_inverse(a, precision, saved)
-    return saved.result(lambda inverse, a, b: times(inverse, b), inverse, a, b, tangent=tangent)
+    return saved.result(solution, inverse, a, b, tangent=tangent)
 
 
-def neighbors(steps: int) -> Any:
+def neighbors(steps: int) -> np.ndarray:
     """Returns for which t and s the blocks of 1, 2, 4, ... steps are neighbors in a block of twice the length, [N, T, S].
 
     Each pair s < t is in one level.
     """
-    h = 1 << np.arange(steps.bit_length() - 1)[:, None, None]
-    t = np.arange(steps)[:, None] // h
-    s = np.arange(steps) // h
-    return (t == s + 1) & (t % 2 == 1)
+    length = 1 << np.arange(steps.bit_length() - 1)[:, None, None]
+    t_block = np.arange(steps)[:, None] // length
+    s_block = np.arange(steps) // length
+    return (t_block == s_block + 1) & (t_block % 2 == 1)
 
 
-def _inverse(a: Any, times: Any) -> Any:
-    """Inverts `I + a` in rounds: the inverses of neighboring diagonal blocks make the inverse of a block twice as long.
+def _inverse(a: Array, times: Callable[[Array, Array], Array]) -> Array:
+    """Inverts `I + a`.
 
-    The rounds of short blocks are a loop, which takes less time to compile; those of long blocks have fewer operations.
+    The doubling steps of short blocks are a loop over whole blocks of _SHORT rows, which takes less time to compile; the
+    doubling steps of long blocks have fewer operations.
     """
     *lead, n, _ = a.shape
     size = 1 << (n - 1).bit_length()
@@ -121,7 +135,7 @@ def _inverse(a: Any, times: Any) -> Any:
     if size != n:
         a = jnp.pad(a, [(0, 0)] + [(0, size - n)] * 2)
 
-    def below(h: int, row: int, column: int, of: int) -> Any:
+    def below(h: int, row: int, column: int, of: int) -> Array:
         """Of each group of `of` blocks of h rows on the diagonal, the block in this row and column, [B, m, h, h]."""
         m = size // (of * h)
         groups = a.reshape(-1, m, of, h, m, of, h)[:, :, row, :, :, column, :]
@@ -130,11 +144,12 @@ def _inverse(a: Any, times: Any) -> Any:
     h = min(size, _SHORT)
     diagonal = below(h, 0, 0, 1)
 
-    def round_of(blocks: Any, apart: Any) -> tuple[Any, None]:
-        return blocks - times(times(blocks, jnp.where(apart, diagonal, 0)), blocks), None
+    def doubling_step(blocks: Array, are_neighbors: Array) -> tuple[Array, None]:
+        between = jnp.where(are_neighbors, diagonal, 0)
+        return blocks - times(times(blocks, between), blocks), None
 
     ones = like(jnp.broadcast_to(jnp.eye(h, dtype=a.dtype), diagonal.shape), diagonal)
-    blocks, _ = jax.lax.scan(round_of, ones, neighbors(h))
+    blocks, _ = jax.lax.scan(doubling_step, ones, neighbors(h))
     while h < size:
         blocks = blocks.reshape(len(a), -1, 2, h, h)
         first = blocks[..., 0, :, :]
@@ -142,6 +157,6 @@ def _inverse(a: Any, times: Any) -> Any:
         corner = -times(times(second, below(h, 1, 0, 2)), first)
         top = jnp.concatenate([first, jnp.zeros_like(first)], -1)
         blocks = jnp.concatenate([top, jnp.concatenate([corner, second], -1)], -2)
-        blocks = jax.lax.optimization_barrier(blocks)  # or XLA:CPU fuses the rounds
+        blocks = jax.lax.optimization_barrier(blocks)  # or XLA:CPU fuses the doubling steps
         h *= 2
     return blocks.reshape(len(a), size, size)[:, :n, :n].reshape(*lead, n, n)
