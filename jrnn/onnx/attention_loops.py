@@ -55,10 +55,9 @@ def _(e: GraphEmitter, node: FlatEquation, q, k, v, state, *gates):
         tiny = np.asarray(np.finfo(np.float32).tiny, np.float32)  # its logarithm is finite
         decay = e.op("Max", [gates[0], tiny], gates[0].shape, np.float32)
         gates[0] = e.op("Log", [decay], decay.shape, np.float32)
-    packed = [
-        x if x is None else e.reshape(x, (*x.shape[:2], heads * x.shape[3]))
-        for x in (q, k, v, *gates)
-    ]
+    packed = []
+    for x in (q, k, v, *gates):
+        packed.append(x if x is None else e.reshape(x, (*x.shape[:2], heads * x.shape[3])))
     types = [(packed[2].shape, np.float32), (state.shape, np.float32)]
     options = {"q_num_heads": heads, "kv_num_heads": heads, "update_rule": name, "scale": 1.0}
     y, last = e.ops("LinearAttention", [*packed[:3], state, *packed[3:]], types, **options)
@@ -123,7 +122,7 @@ class Recurrence:
         ):
             raise Unsupported("no single matrix is carried")
         moving = jaxprs.depends(loop.eqns, loop.carry)
-        known = {*loop.inputs, *(v for e in loop.eqns for v in e.outvars)} - moving
+        known = {*loop.inputs, *_made(loop.eqns)} - moving
         form = matrix_form(loop, (0,), known, loop.ys, {})
         labels = form.forms.axes
         k = form.forms.contracted
@@ -131,24 +130,35 @@ class Recurrence:
             raise Unsupported("another matrix")
         name, terms = _update(form)
         q, own, read = _read(loop, known, k, form.free[0])
-        given = [(own, q), *((form.forms, term) for term in terms)]
-        terms = tuple(
-            replace(term, factors=tuple(_rooted(f, x) for x in term.factors)) for f, term in given
-        )
-        if not form.forms.labels_in(terms) <= {
-            *labels
-        }:  # of axes that are summed inside of a factor
+        terms = (_rooted_term(own, q), *(_rooted_term(form.forms, term) for term in terms))
+        # A label that S lacks is of an axis that is summed inside of a factor.
+        if not form.forms.labels_in(terms) <= set(labels):
             raise Unsupported("a vector with other axes")
-        outer = [l for l in labels if l not in (k, form.free[0])]
-        *sizes, last = [1, *(1 if l is None else form.forms.size[l] for l in outer)]
-        heads = (
-            (math.prod(sizes), last)
-            if len(outer) > 1 and jaxprs.is_known(last)
-            else (math.prod([*sizes, last]), 1)
-        )
-        batch = tuple(l for l in outer if l is not None)
+        batch = []
+        sizes = [1]
+        for label in labels:
+            if label in (k, form.free[0]):
+                continue
+            if label is None:
+                sizes.append(1)
+            else:
+                batch.append(label)
+                sizes.append(form.forms.size[label])
+        if len(sizes) > 2 and jaxprs.is_known(sizes[-1]):
+            heads = (math.prod(sizes[:-1]), sizes[-1])
+        else:
+            heads = (math.prod(sizes), 1)
         return Recurrence(
-            scan, loop, program.consts, form.forms, batch, heads, name, terms, read, form.free[0]
+            scan,
+            loop,
+            program.consts,
+            form.forms,
+            tuple(batch),
+            heads,
+            name,
+            terms,
+            read,
+            form.free[0],
         )
 
     def run(self, *args: Any) -> list[Any]:
@@ -170,28 +180,31 @@ class Recurrence:
             array = array.reshape(self.scan.length, *self.heads, 1 if last is None else size[last])
             return jnp.swapaxes(array, 0, 1)
 
-        lasts = [
-            k,
-            k,
-            v,
-            *(k if k in self.forms.labels_in([term]) else None for term in self.terms[3:]),
-        ]
-        arrays = [*map(packed, self.terms, lasts)]
-        order = (
-            *(i for i, l in enumerate(self.forms.axes) if l not in (k, v)),
-            *map(self.forms.axes.index, (k, v)),
-        )
+        lasts = [k, k, v]
+        for gate in self.terms[3:]:
+            lasts.append(k if k in self.forms.labels_in([gate]) else None)
+        arrays = list(map(packed, self.terms, lasts))
+        order = [i for i, label in enumerate(self.forms.axes) if label not in (k, v)]
+        order += [self.forms.axes.index(k), self.forms.axes.index(v)]
         S = jnp.transpose(state, order)
         y, last = linear_attention.bind(
             *arrays[:3], S.reshape(*self.heads, size[k], size[v]), *arrays[3:], name=self.name
         )
         var, labels = self.read
-        along = (*self.batch, v)
-        y = flip(jnp.swapaxes(y, 0, 1)).reshape(self.scan.length, *(size[l] for l in along))
-        y = jnp.transpose(y, (0, *(1 + along.index(l) for l in labels if l is not None)))
+        along = ("T", *self.batch, v)
+        y = flip(jnp.swapaxes(y, 0, 1)).reshape([size[label] for label in along])
+        y = jnp.transpose(y, [0, *(along.index(label) for label in labels if label is not None)])
         steps[var] = y.reshape(self.scan.length, *var.aval.shape)
         last = jnp.transpose(last.reshape(S.shape), np.argsort(order))
         return [last, *jaxprs.stacks(loop.eqns, loop.ys, env, steps, self.scan.length)]
+
+
+def _made(equations: Iterable[Any]) -> dict[Any, Any]:
+    """The equation that makes each variable."""
+    makers = {}
+    for equation in equations:
+        makers.update(dict.fromkeys(equation.outvars, equation))
+    return makers
 
 
 def _rooted(forms: Forms, factor: Factor) -> Factor:
@@ -201,10 +214,8 @@ def _rooted(forms: Forms, factor: Factor) -> Factor:
     if factor.kind == "sum":
         raise Unsupported("a sum of vectors")
     if isinstance(of, tuple):
-        return replace(
-            factor, operand=tuple(_rooted(forms, f) for f in factor.operand), labels=labels
-        )
-    makers = {v: e for e in forms.eqns for v in e.outvars}
+        return replace(factor, operand=_all_rooted(forms, of), labels=labels)
+    makers = _made(forms.eqns)
     while (
         not jaxprs.is_literal(of)
         and of in makers
@@ -215,6 +226,15 @@ def _rooted(forms: Forms, factor: Factor) -> Factor:
         of = makers[of].invars[0]
         labels = tuple(labels[follow[d]] if d in follow else None for d in range(of.aval.ndim))
     return replace(factor, operand=of, labels=labels)
+
+
+def _all_rooted(forms: Forms, factors: Iterable[Factor]) -> tuple[Factor, ...]:
+    return tuple(_rooted(forms, factor) for factor in factors)
+
+
+def _rooted_term(forms: Forms, term: Term) -> Term:
+    """The term whose factors are the values that they are views of."""
+    return replace(term, factors=_all_rooted(forms, term.factors))
 
 
 def _key(forms: Forms, factor: Factor) -> Any:
@@ -269,9 +289,13 @@ def _reads(term: Term) -> tuple[list[Term], list[tuple[Term, Term]]]:
 def _update(form: AffineForm) -> tuple[str, tuple[Term, ...]]:
     """The name of an update, and its k, v, decay and b."""
     forms, k, (free,) = form.forms, form.forms.contracted, form.free
-    parts = [_reads(term) for term in (*form.known, *form.updates)]
-    known = _alone([t for terms, _ in parts for t in terms])
-    reads = [r for _, terms in parts for r in terms]
+    known_terms = []
+    reads = []
+    for term in (*form.known, *form.updates):
+        more_known, more_reads = _reads(term)
+        known_terms += more_known
+        reads += more_reads
+    known = _alone(known_terms)
     decay = _alone(form.decay)
     if decay.sign < 0 or free in forms.labels_in([decay]):
         raise Unsupported("another decay")
@@ -305,18 +329,18 @@ def _read(
     """The vector that the new S is multiplied with, the forms of its labels, the product, and the labels of its axes."""
     new = loop.carry_out[0]
     made, _ = jaxprs.needed(loop.eqns, [new], {*known, *loop.carry})
-    rest = [e for e in loop.eqns if not any(e is other for other in made)]
+    is_made = set(map(id, made))
+    rest = [equation for equation in loop.eqns if id(equation) not in is_made]
     forms = Forms((new,), rest, known, {})
     forms.walk()
     late, used = jaxprs.needed(rest, loop.ys, {*known, *forms.readouts})
-    given = {*known, *forms.readouts, *(v for e in late for v in e.outvars)}
+    given = {*known, *forms.readouts, *_made(late)}
     readouts = [v for v in used if v in forms.readouts]
-    if (
-        len(readouts) != 1
-        or forms.contracted != k
-        or not {v for e in late for v in jaxprs.inputs(e)} <= given
-    ):
+    if len(readouts) != 1 or forms.contracted != k:
         raise Unsupported("another read")
+    for equation in late:
+        if not given.issuperset(jaxprs.inputs(equation)):
+            raise Unsupported("another read")
     if not set(jaxprs.variables(loop.ys)) <= given:
         raise Unsupported("S is an output of every step")
     (cut,) = readouts

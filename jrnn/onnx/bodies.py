@@ -78,7 +78,7 @@ def _(e: GraphEmitter, node, *values):
 
 @rule("cond")
 def _(e: GraphEmitter, node, index, *values):
-    branches = [flatten(b) for b in node.params["branches"]]
+    branches = list(map(flatten, node.params["branches"]))
 
     def choose(e: GraphEmitter, k: int) -> Sequence[Value]:
         """Branch k or one after it."""
@@ -113,11 +113,13 @@ def recurrent_layer_rule(e: GraphEmitter, node, x, *rest):
         """A parameter of all directions, in ONNX's order of gates, [K, ...]."""
         per_direction = []
         for k in range(directions):
-            parts = [weights[k * per + kind] for kind in kinds]
-            rows = [
-                x[order] if known(x) else e.op("Gather", [x, order], x.shape, x.dtype, axis=0)
-                for x in parts
-            ]
+            rows = []
+            for kind in kinds:
+                x = weights[k * per + kind]
+                if known(x):
+                    rows.append(x[order])
+                else:
+                    rows.append(e.op("Gather", [x, order], x.shape, x.dtype, axis=0))
             per_direction.append(e.concat(rows, 0))
         return e.hinted(e.stack(per_direction, 0), f"{unit.name}_{name}")
 
@@ -141,17 +143,18 @@ def recurrent_layer_rule(e: GraphEmitter, node, x, *rest):
         inputs.pop()
     types = [((steps, directions, batch, hidden), x.dtype)] + [(shape, x.dtype)] * unit.states
     y, *last = e.ops(unit.name, inputs, types, **attributes)
-    if (
-        lengths is not None
-    ):  # of a sequence of no steps the last state is the first; runtimes may return anything
+    # The last state of a sequence of no steps is the first; runtimes may return anything.
+    if lengths is not None:
         some = e.reshape(
             e.op("Greater", [lengths, np.zeros((), lengths.dtype)], (batch,), np.bool_),
             (1, batch, 1),
         )
-        last = [
-            e.op("Where", [some, new, old], shape, x.dtype)
-            for new, old in zip(last, start, strict=True)
-        ]
+        for s, first_state in enumerate(start):
+            last[s] = e.op("Where", [some, last[s], first_state], shape, x.dtype)
     y = e.reshape(e.transpose(y, (0, 2, 1, 3)), (steps, batch, directions * hidden))
-    one = [np.asarray(k, np.int64) for k in range(directions)]
-    return (y, *(e.op("Gather", [s, k], shape[1:], x.dtype, axis=0) for k in one for s in last))
+    outputs = [y]
+    for k in range(directions):
+        for state in last:
+            direction = [state, np.asarray(k, np.int64)]
+            outputs.append(e.op("Gather", direction, shape[1:], x.dtype, axis=0))
+    return tuple(outputs)

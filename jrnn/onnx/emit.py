@@ -44,14 +44,18 @@ class Fill:
 
 
 Value = Any  # np.ndarray | Ref | Fill
-RULES: dict[
-    str, Callable[..., Any]
-] = {}  # primitive -> `(emitter, node, *values) -> value or tuple of values`
+# primitive -> `(emitter, node, *values) -> value or tuple of values`
+RULES: dict[str, Callable[..., Any]] = {}
 rule = registering(RULES)
 
 
 def known(*values: Value) -> bool:
     return all(isinstance(v, np.ndarray) for v in values)
+
+
+def names_of(values: Iterable[Any]) -> list[str]:
+    """The names of references or of protos."""
+    return [value.name for value in values]
 
 
 def is_static(shape: Sequence[Any]) -> bool:
@@ -67,6 +71,9 @@ _OPERATORS: dict[Any, str] = {
     ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Pow: "Pow",
     "max": "Max", "min": "Min", "mod": "Mod", "floordiv": "Div",
 }  # fmt: skip
+
+
+_NOT_FOLDED = ("scan", "while", "cond", "recurrent_layer", "dim_as_value")
 
 
 class GraphEmitter:
@@ -88,9 +95,8 @@ class GraphEmitter:
             self.initializers: dict[str, np.ndarray] = {}
             self.dtypes: dict[str, Any] = {}  # of all values that nodes make or inner graphs get
             self.makers: dict[str, onnx.NodeProto] = {}
-            self.hints: dict[
-                int, tuple[np.ndarray, str]
-            ] = {}  # names of known arrays, by their identity
+            # names of known arrays, by their identity
+            self.hints: dict[int, tuple[np.ndarray, str]] = {}
             self._constants: dict[tuple, str] = {}
             self._sizes: dict[Any, str] = {}
 
@@ -141,24 +147,34 @@ class GraphEmitter:
         """A node with one output."""
         return self.ops(type, inputs, [(shape, dtype)], **attributes)[0]
 
+    def _claimed(self, hint: str, types: Sequence[tuple]) -> list[Ref]:
+        """New references of these shapes and types, named after `hint`."""
+        refs = []
+        for shape, dtype in types:
+            ref = Ref(self.claim(hint), tuple(shape), np.dtype(dtype))
+            self.root.dtypes[ref.name] = ref.dtype
+            refs.append(ref)
+        return refs
+
     def ops(
         self, type: str, inputs: Sequence[Value], types: Sequence[tuple], **attributes: Any
     ) -> tuple[Ref, ...]:
-        used = {
-            np.dtype(t)
-            for t in (*(v.dtype for v in inputs if v is not None), *(t for _, t in types))
-        }
+        used = set()
+        for value in inputs:
+            if value is not None:
+                used.add(np.dtype(value.dtype))
+        for _, dtype in types:
+            used.add(np.dtype(dtype))
         if BFLOAT16 in used and type not in ("Cast", "If", "Loop", "Scan"):
             return self._in_float32(type, inputs, types, attributes)
-        refs = tuple(Ref(self.claim(type), tuple(shape), np.dtype(dtype)) for shape, dtype in types)
-        names = [self.name(v) for v in inputs]
-        self.nodes.append(
-            helper.make_node(type, names, [r.name for r in refs], name=refs[0].name, **attributes)
-        )
-        self.written.update(r.name for r in refs)
-        self.root.dtypes.update((r.name, r.dtype) for r in refs)
-        self.root.makers.update((r.name, self.nodes[-1]) for r in refs)
-        return refs
+        refs = self._claimed(type, types)
+        inputs = list(map(self.name, inputs))
+        outputs = names_of(refs)
+        node = helper.make_node(type, inputs, outputs, name=outputs[0], **attributes)
+        self.nodes.append(node)
+        self.written.update(outputs)
+        self.root.makers.update(dict.fromkeys(outputs, self.nodes[-1]))
+        return tuple(refs)
 
     def _in_float32(
         self, type: str, inputs: Sequence[Value], types: Sequence[tuple], attributes: Any
@@ -168,8 +184,13 @@ class GraphEmitter:
         def wide(dtype: Any) -> Any:
             return np.dtype(np.float32) if np.dtype(dtype) == BFLOAT16 else dtype
 
-        given = [None if v is None else self.cast(v, wide(v.dtype)) for v in inputs]
-        refs = self.ops(type, given, [(shape, wide(dtype)) for shape, dtype in types], **attributes)
+        given = []
+        for v in inputs:
+            given.append(None if v is None else self.cast(v, wide(v.dtype)))
+        wide_types = []
+        for shape, dtype in types:
+            wide_types.append((shape, wide(dtype)))
+        refs = self.ops(type, given, wide_types, **attributes)
         return tuple(
             self.cast(ref, np.dtype(dtype)) for ref, (_, dtype) in zip(refs, types, strict=True)
         )
@@ -211,7 +232,7 @@ class GraphEmitter:
             raise ConversionError(
                 f"the size {ast.unparse(tree)} is not a sum or product of the open sizes"
             )
-        return self.op(kind, [self._expression(a) for a in args], (), np.int64)
+        return self.op(kind, list(map(self._expression, args)), (), np.int64)
 
     def sizes(self, shape: Sequence[Any]) -> Value:
         """A shape as an int64 vector."""
@@ -221,7 +242,9 @@ class GraphEmitter:
         key = str(tuple(shape))
         if key not in root._sizes:
             zero = ints(0)
-            parts = [root.op("Unsqueeze", [root.size(s), zero], (1,), np.int64) for s in shape]
+            parts = []
+            for s in shape:
+                parts.append(root.op("Unsqueeze", [root.size(s), zero], (1,), np.int64))
             root._sizes[key] = root.op("Concat", parts, (len(parts),), np.int64, axis=0)
         return root._sizes[key]
 
@@ -241,9 +264,11 @@ class GraphEmitter:
         if known(x) and is_static(shape):
             return x.reshape(shape)
         # The node finds a single open size itself, for which -1 stands. With allowzero, 0 is a size.
-        open_sizes = [k for k, size in enumerate(shape) if not is_static([size])]
-        if len(open_sizes) == 1 and 0 not in shape:
-            wanted: Value = ints(*(-1 if k in open_sizes else size for k, size in enumerate(shape)))
+        is_open = [not is_static([size]) for size in shape]
+        if is_open.count(True) == 1 and 0 not in shape:
+            sizes = list(shape)
+            sizes[is_open.index(True)] = -1
+            wanted: Value = ints(*sizes)
         else:
             wanted = self.sizes(shape)
         return self.op("Reshape", [x, wanted], shape, x.dtype, allowzero=1)
@@ -260,7 +285,7 @@ class GraphEmitter:
         return self.op("Expand", [x, self.sizes(shape)], shape, x.dtype)
 
     def transpose(self, x: Value, order: Sequence[int]) -> Value:
-        order = tuple(int(k) for k in order)
+        order = tuple(map(int, order))
         if order == tuple(range(len(order))):
             return x
         if known(x):
@@ -290,15 +315,20 @@ class GraphEmitter:
         return self.op("Concat", values, shape, values[0].dtype, axis=axis)
 
     def stack(self, values: Sequence[Value], axis: int) -> Value:
-        return self.concat(
-            [self.reshape(v, (*v.shape[:axis], 1, *v.shape[axis:])) for v in values], axis
-        )
+        parts = []
+        for value in values:
+            shape = (*value.shape[:axis], 1, *value.shape[axis:])
+            parts.append(self.reshape(value, shape))
+        return self.concat(parts, axis)
 
     # Graphs
 
     def run(self, graph: Graph, values: Sequence[Value]) -> list[Value]:
         """Emits a flattened jaxpr; returns the values of its outputs."""
-        graph = replace(graph, consts={v: np.asarray(value) for v, value in graph.consts.items()})
+        consts = {}
+        for var, value in graph.consts.items():
+            consts[var] = np.asarray(value)
+        graph = replace(graph, consts=consts)
 
         def call(node: FlatEquation, args: list[Value]) -> Sequence[Value]:
             constant = self._folded(node, args)
@@ -309,24 +339,21 @@ class GraphEmitter:
     def _folded(self, node: FlatEquation, args: Sequence[Value]) -> Any:
         """The outputs of a node whose inputs are all known, unless they are much larger; else None."""
         row = primitives.named(node.name)
-        moved = [a for i, a in enumerate(args) if i not in row.positions]
+        moved = []
+        for i, a in enumerate(args):
+            if i not in row.positions:
+                moved.append(a)
         is_filled = moved and all(isinstance(a, Fill) and a.value == moved[0].value for a in moved)
         if is_filled and row.kind in ("view", "placement", "lookup"):
             return [Fill(moved[0].value, v.shape) for v in node.outputs]
         shapes = [v.shape for v in node.outputs]
-        if not known(*args) or node.name in (
-            "scan",
-            "while",
-            "cond",
-            "recurrent_layer",
-            "dim_as_value",
-        ):
+        if not known(*args) or node.name in _NOT_FOLDED:
             return None
         if not all(map(is_static, shapes)):
             return None
         if sum(map(math.prod, shapes)) > max(FOLD, *(a.size for a in args), 0):
             return None
-        return [np.asarray(v) for v in node.run(*args)]
+        return list(map(np.asarray, node.run(*args)))
 
     def _by_rule(self, node: FlatEquation, args: Sequence[Value]) -> Sequence[Value]:
         if node.name not in RULES:
@@ -347,10 +374,9 @@ class GraphEmitter:
     ):
         """An inner graph with the nodes of `body(emitter, inputs) -> outputs`, and its outputs."""
         e = GraphEmitter(self)
-        refs = [Ref(self.claim("in"), tuple(shape), np.dtype(dtype)) for shape, dtype in inputs]
-        self.root.dtypes.update((r.name, r.dtype) for r in refs)
+        refs = self._claimed("in", inputs)
         outputs = e.owned(body(e, refs))
-        nodes = live(e.nodes, [r.name for r in outputs])
+        nodes = live(e.nodes, names_of(outputs))
         return helper.make_graph(
             nodes, self.claim(name), list(map(info, refs)), list(map(info, outputs))
         ), outputs
@@ -362,7 +388,7 @@ class GraphEmitter:
             if (
                 not isinstance(value, Ref)
                 or value.name not in self.written
-                or any(value.name == r.name for r in refs)
+                or value.name in names_of(refs)
             ):
                 value = self.op("Identity", [value], value.shape, value.dtype)
             refs.append(value)
@@ -373,8 +399,9 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
     """The names that a node reads, in the graphs inside of it too."""
     yield from node.input
     for a in node.attribute:
-        yield from (name for inner in a.g.node for name in reads(inner))
-        yield from (output.name for output in a.g.output)
+        for inner in a.g.node:
+            yield from reads(inner)
+        yield from names_of(a.g.output)
 
 
 def live(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
@@ -432,10 +459,11 @@ def type_code(dtype: Any) -> int:
 
 def info(ref: Ref) -> onnx.ValueInfoProto:
     """The declaration of an input or output. An open size keeps its name; a size computed from open ones has none."""
-    shape = [
-        int(size) if is_static([size]) else str(size) if str(size).isidentifier() else None
-        for size in ref.shape
-    ]
+    shape = []
+    for size in ref.shape:
+        shape.append(
+            int(size) if is_static([size]) else str(size) if str(size).isidentifier() else None
+        )
     return helper.make_tensor_value_info(ref.name, type_code(ref.dtype), shape)
 
 

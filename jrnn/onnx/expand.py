@@ -50,9 +50,8 @@ def expanded(proto: onnx.ModelProto, table: Container[str]) -> onnx.ModelProto:
         types = _types(model.graph)
         for k, node in enumerate(nodes_of(model.graph)):
             body = _body(node, types, opset) if _is_missing(node, table) else None
-            if (
-                body is not None
-            ):  # each node is a call of a function of its own, which depends on its types
+            # each node is a call of a function of its own, which depends on its types
+            if body is not None:
                 node.domain = body.domain = "jrnn"
                 node.op_type = body.name = f"{node.op_type}_{k}"
                 functions.append(body)
@@ -77,10 +76,10 @@ def _types(graph: onnx.GraphProto) -> dict[str, bytes]:
     types = {v.name: v.type.SerializeToString() for v in values}
     for t in graph.initializer:
         types[t.name] = helper.make_tensor_type_proto(t.data_type, t.dims).SerializeToString()
-    for inner in (
-        a.g for node in graph.node for a in node.attribute if a.type == onnx.AttributeProto.GRAPH
-    ):
-        types |= _types(inner)
+    for node in graph.node:
+        for a in node.attribute:
+            if a.type == onnx.AttributeProto.GRAPH:
+                types |= _types(a.g)
     return types
 
 
@@ -88,20 +87,18 @@ def _body(
     node: onnx.NodeProto, types: Mapping[str, bytes], opset: int
 ) -> onnx.FunctionProto | None:
     """The function that defines a node; of the first later operator set that has one, if its own has none."""
-    schemas = (
-        schema_of(node.op_type, version) for version in range(opset, defs.onnx_opset_version() + 1)
-    )
-    schema = next((s for s in schemas if s is not None and s.all_function_opset_versions), None)
-    if schema is None:
+    for later in range(opset, defs.onnx_opset_version() + 1):
+        schema = schema_of(node.op_type, later)
+        if schema is not None and schema.all_function_opset_versions:
+            break
+    else:
         return None
     given = {a.name for a in node.attribute}
     for name, attribute in schema.attributes.items():
         if name not in given and attribute.default_value.type:
             node.attribute.append(attribute.default_value)
-    version = max(
-        (v for v in schema.all_function_opset_versions if v <= opset),
-        default=min(schema.all_function_opset_versions),
-    )
+    versions = schema.all_function_opset_versions
+    version = max((v for v in versions if v <= opset), default=min(versions))
     if schema.has_context_dependent_function:
         inputs = [types.get(name, b"") for name in node.input]
         data = schema.get_context_dependent_function_with_opset_version(

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx
+from jax import Array
 from onnx import AttributeProto, helper, numpy_helper
 
 from jrnn.errors import ConversionError, FormatError, JrnnError, OpError, UnknownOperatorError, near
@@ -25,9 +26,8 @@ from jrnn.nets.memory import check_call, check_results, check_size
 from jrnn.onnx.expand import STANDARD
 
 DEPTH = 32  # of graphs inside graphs
-OPERATORS: dict[
-    str, Callable[..., Any]
-] = {}  # type -> `(node, *inputs) -> output or tuple of outputs`
+# type -> `(node, *inputs) -> output or tuple of outputs`
+OPERATORS: dict[str, Callable[..., Any]] = {}
 op = registering(OPERATORS)
 # operators on numbers one by one, whose results are as large as what they read
 ELEMENTWISE = {
@@ -49,7 +49,7 @@ def xp(*values: Any) -> Any:
     return np if known(*values) else jnp
 
 
-def as_jax(value: Any, where: str) -> jax.Array:
+def as_jax(value: Any, where: str) -> Array:
     """A value as a JAX array, with a warning if it is a known integer that JAX's 32 bits cannot hold."""
     if known(value) and value.dtype.kind in "iu" and value.size:
         bounds = np.iinfo(jax.dtypes.canonicalize_dtype(value.dtype))
@@ -64,14 +64,15 @@ def as_jax(value: Any, where: str) -> jax.Array:
 def spread(*values: Any) -> list[Any]:
     """Values of one rank, by leading axes of size 1: ONNX broadcasts as numpy does."""
     if not known(*values):
-        values = tuple(as_jax(v, "an operand") if known(v) else v for v in values)
+        values = [as_jax(v, "an operand") if known(v) else v for v in values]
     else:
         check_size(np.broadcast_shapes(*map(np.shape, values)), np.int64)
-    rank = max(np.ndim(v) for v in values)
-    return [
-        v if np.ndim(v) == rank else v.reshape((1,) * (rank - np.ndim(v)) + np.shape(v))
-        for v in values
-    ]
+    rank = max(map(np.ndim, values))
+    of_one_rank = []
+    for v in values:
+        missing = rank - np.ndim(v)
+        of_one_rank.append(v.reshape((1,) * missing + np.shape(v)) if missing else v)
+    return of_one_rank
 
 
 def cast(x: Any, dtype: Any) -> Any:
@@ -118,26 +119,25 @@ class OnnxNode:
     def ints(self, name: str, given: Any = None) -> tuple[int, ...] | None:
         """Integers that newer operator sets pass as an input and older ones as an attribute; None if both are absent."""
         if given is not None:
-            return tuple(int(v) for v in np.atleast_1d(self.known(given, name)).tolist())
+            return tuple(map(int, np.atleast_1d(self.known(given, name)).tolist()))
         values = self.get(name)
-        return None if values is None else tuple(int(v) for v in np.atleast_1d(values).tolist())
+        return None if values is None else tuple(map(int, np.atleast_1d(values).tolist()))
 
-    def random(self) -> jax.Array:
+    def random(self) -> Array:
         """The key of the numbers that this node draws."""
-        if isinstance(self.key, jax.Array):
+        if isinstance(self.key, Array):
             return jax.random.fold_in(self.key, zlib.crc32(self.outputs[0].encode()))
         if self.key is None and "seed" in self.attributes:
             return jax.random.key(np.float32(self.attributes["seed"]).view(np.int32))
-        rule = (
-            "it is in a loop, where each step would draw the same numbers"
-            if self.key == IN_LOOP
-            else "pass one: key="
-        )
+        if self.key == IN_LOOP:
+            rule = "it is in a loop, where each step would draw the same numbers"
+        else:
+            rule = "pass one: key="
         raise ConversionError(f"{self}: it draws random numbers and has no key; {rule}")
 
     def known(self, value: Any, what: str) -> np.ndarray:
         """A value that must be known while the graph is traced."""
-        if isinstance(value, jax.Array) and not is_traced(value):
+        if isinstance(value, Array) and not is_traced(value):
             return np.asarray(value)
         if not isinstance(value, (np.ndarray, np.generic)):
             raise ConversionError(
@@ -191,12 +191,13 @@ def read_graph(
                 raise UnknownOperatorError(
                     f"{node}: jrnn has no operator {n.op_type!r} of ONNX{hint}"
                 )
-            attributes = {
-                a.name: read(a.g, f"{label}/{a.name}/", depth + 1, _passed(n, opset))
-                if a.type == AttributeProto.GRAPH
-                else _attribute(a)
-                for a in n.attribute
-            }
+            attributes = {}
+            for a in n.attribute:
+                attributes[a.name] = (
+                    read(a.g, f"{label}/{a.name}/", depth + 1, _passed(n, opset))
+                    if a.type == AttributeProto.GRAPH
+                    else _attribute(a)
+                )
             if kind == "Constant":
                 put(n.output[0], _constant(attributes, label))
             else:
@@ -312,7 +313,9 @@ def run_graph(
 
     A node whose result needs more than `max_bytes` is an error.
     """
-    env = {**outer, **graph.consts, **{name: params[key] for name, key in graph.params.items()}}
+    env = {**outer, **graph.consts}
+    for name, key in graph.params.items():
+        env[name] = params[key]
     env.update(zip(graph.inputs, args, strict=True))
     for node in graph.nodes:
         env.update(zip(node.outputs, _call(node, env, params, max_bytes), strict=False))
@@ -367,8 +370,6 @@ def _outputs(results: Any) -> tuple[Any, ...]:
 def _shown(value: Any) -> str:
     if value is None:
         return "-"
-    return (
-        f"{value.dtype}{list(value.shape)}"
-        if hasattr(value, "shape")
-        else f"a sequence of {len(value)}"
-    )
+    if hasattr(value, "shape"):
+        return f"{value.dtype}{list(value.shape)}"
+    return f"a sequence of {len(value)}"

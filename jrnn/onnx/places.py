@@ -48,7 +48,9 @@ def _linear(
         first[axis] = indices[..., k].astype(jnp.int32)
     for axis, k in batch:
         first[axis] = lax.broadcasted_iota(jnp.int32, where, k)
-    spans = [size - width for size, width in zip(shape, window, strict=True)]
+    spans = []
+    for size, width in zip(shape, window, strict=True):
+        spans.append(size - width)
     inside = jnp.ones(where, bool)
     for axis in starts:
         if mode == Mode.CLIP:
@@ -71,7 +73,9 @@ def _padded(e: GraphEmitter, x: Value, value: Any) -> Value:
 
 def gathered(e: GraphEmitter, node: FlatEquation, x: Value, indices: Value) -> Value:
     """A gather of any windows, element by element."""
-    d, sizes, mode = (node.params[k] for k in ("dimension_numbers", "slice_sizes", "mode"))
+    d = node.params["dimension_numbers"]
+    sizes = node.params["slice_sizes"]
+    mode = node.params["mode"]
     batch = list(zip(d.operand_batching_dims, d.start_indices_batching_dims, strict=True))
     mode = Mode.CLIP if mode == Mode.PROMISE_IN_BOUNDS else mode  # as XLA does
     (places,) = traced(
@@ -102,11 +106,9 @@ def filling(node: FlatEquation, x: Value) -> Any:
         return np.nan
     if x.dtype == bool:
         return True
-    return (
-        np.iinfo(x.dtype).min
-        if jnp.issubdtype(x.dtype, jnp.signedinteger)
-        else np.iinfo(x.dtype).max
-    )
+    if jnp.issubdtype(x.dtype, jnp.signedinteger):
+        return np.iinfo(x.dtype).min
+    return np.iinfo(x.dtype).max
 
 
 _SCATTERS = {
@@ -129,14 +131,19 @@ def scatter_rule(e: GraphEmitter, node: FlatEquation, x, indices, updates):
         updates = e.op("Neg", [updates], updates.shape, updates.dtype)
     dropped = (*d.inserted_window_dims, *d.operand_batching_dims)
     axes = iter(d.update_window_dims)
-    window = [1 if axis in dropped else updates.shape[next(axes)] for axis in range(len(x.shape))]
+    window = []
+    for axis in range(len(x.shape)):
+        window.append(1 if axis in dropped else updates.shape[next(axes)])
     batch = list(zip(d.operand_batching_dims, d.scatter_indices_batching_dims, strict=True))
     (places,) = traced(
         e,
         lambda i: _linear(x.shape, window, d.scatter_dims_to_operand_dims, batch, i, mode),
         indices,
     )
-    others = [k for k in range(len(updates.shape)) if k not in d.update_window_dims]
+    others = []
+    for k in range(len(updates.shape)):
+        if k not in d.update_window_dims:
+            others.append(k)
     updates = e.transpose(updates, [*others, *d.update_window_dims])
     count = math.prod(updates.shape)
     flat = _padded(e, x, 0)
@@ -150,7 +157,9 @@ def _largest(e: GraphEmitter, x: Value, axis: int, count: Any, largest: int) -> 
     """The first `count` values along an axis in order, and their indices; equal values stay in order."""
     dtype = x.dtype
     x = e.cast(x, np.int32) if x.dtype == bool else x
-    shape = [count if k == axis else size for k, size in enumerate(x.shape)]
+    shape = []
+    for k, size in enumerate(x.shape):
+        shape.append(count if k == axis else size)
     wanted = e.reshape(e.size(count), (1,))
     values, index = e.ops(
         "TopK", [x, wanted], [(shape, x.dtype), (shape, np.int64)], axis=axis, largest=largest
@@ -164,17 +173,15 @@ def _(e: GraphEmitter, node: FlatEquation, *values):
     axis = node.params["dimension"]
     order = None
     for key in reversed(values[: node.params["num_keys"]]):
-        here = (
-            key
-            if order is None
-            else e.op("GatherElements", [key, order], key.shape, key.dtype, axis=axis)
-        )
+        if order is None:
+            here = key
+        else:
+            here = e.op("GatherElements", [key, order], key.shape, key.dtype, axis=axis)
         ordered, index = _largest(e, here, axis, key.shape[axis], 0)
-        order = (
-            index
-            if order is None
-            else e.op("GatherElements", [order, index], key.shape, np.int64, axis=axis)
-        )
+        if order is None:
+            order = index
+        else:
+            order = e.op("GatherElements", [order, index], key.shape, np.int64, axis=axis)
     if len(values) == 1:
         return ordered
     return tuple(e.op("GatherElements", [v, order], v.shape, v.dtype, axis=axis) for v in values)

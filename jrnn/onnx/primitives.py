@@ -134,9 +134,8 @@ def shift_rule(e, node, x, by):
     if node.name == "shift_left":
         return e.cast(e.cast(op("Mul", e.cast(x, np.int64), factor), unsigned), x.dtype)
     wide = e.cast(e.cast(x, unsigned) if node.name == "shift_right_logical" else x, np.int64)
-    rest = op(
-        "Mod", wide, factor
-    )  # of the sign of the divisor, so that the quotient is rounded down
+    # of the sign of the divisor, so that the quotient is rounded down
+    rest = op("Mod", wide, factor)
     return e.cast(e.cast(op("Div", op("Sub", wide, rest), factor), unsigned), x.dtype)
 
 
@@ -160,16 +159,14 @@ def _(e, node, x):
 def _(e, node, which, *cases):
     dtype = node.outputs[0].dtype
     shape = node.outputs[0].shape
-    kept = (
-        np.dtype(np.int32) if np.issubdtype(dtype, np.bool_) else dtype
-    )  # onnxruntime has no Where of booleans
+    # onnxruntime has no Where of booleans
+    kept = np.dtype(np.int32) if np.issubdtype(dtype, np.bool_) else dtype
     chosen, *others = (e.cast(case, kept) for case in cases)
     for k, case in enumerate(others, 1):
-        later = (
-            which
-            if which.dtype == bool
-            else e.op("Less", [np.asarray(k - 1, which.dtype), which], which.shape, bool)
-        )
+        if which.dtype == bool:
+            later = which
+        else:
+            later = e.op("Less", [np.asarray(k - 1, which.dtype), which], which.shape, bool)
         chosen = e.op("Where", [later, case, chosen], shape, kept)
     return e.cast(chosen, dtype)
 
@@ -206,10 +203,16 @@ def _(e, node, x):
 
 @rule("slice")
 def _(e, node, x):
-    starts, ends, steps = (node.params[k] for k in ("start_indices", "limit_indices", "strides"))
-    steps = steps or (1,) * len(x.shape)
-    axes = [k for k, size in enumerate(x.shape) if (starts[k], ends[k], steps[k]) != (0, size, 1)]
-    starts, ends, steps = (e.sizes([v[k] for k in axes]) for v in (starts, ends, steps))
+    starts = node.params["start_indices"]
+    ends = node.params["limit_indices"]
+    steps = node.params["strides"] or (1,) * len(x.shape)
+    axes = []
+    slices = []
+    for k, piece in enumerate(zip(starts, ends, steps, strict=True)):
+        if piece != (0, x.shape[k], 1):
+            axes.append(k)
+            slices.append(piece)
+    starts, ends, steps = map(e.sizes, zip(*slices) if slices else ((), (), ()))
     return same(e, node, "Slice", x, starts, ends, ints(*axes), steps)
 
 
@@ -218,24 +221,26 @@ rule("rev")(lambda e, node, x: e.flip(x, node.params["dimensions"]))
 
 @rule("iota")
 def _(e, node):
-    shape, axis, dtype = (node.params[k] for k in ("shape", "dimension", "dtype"))
+    shape = node.params["shape"]
+    axis = node.params["dimension"]
     zero = np.zeros((), np.int64)
     one = np.ones((), np.int64)
     numbers = e.cast(
-        e.op("Range", [zero, e.size(shape[axis]), one], (shape[axis],), np.int64), np.dtype(dtype)
+        e.op("Range", [zero, e.size(shape[axis]), one], (shape[axis],), np.int64),
+        np.dtype(node.params["dtype"]),
     )
-    return e.expand(
-        e.reshape(numbers, [size if k == axis else 1 for k, size in enumerate(shape)]), shape
-    )
+    row: list[Any] = [1] * len(shape)
+    row[axis] = shape[axis]
+    return e.expand(e.reshape(numbers, row), shape)
 
 
 def _starts(e: GraphEmitter, x: Value, starts, sizes) -> Value:
     """The start of a window of `sizes`, clipped so that the window is inside x, as an int64 vector."""
     zero = np.zeros((), np.int64)
-    places = zip(starts, sizes, x.shape, strict=True)
-    return e.stack(
-        [e.clip(e.cast(start, np.int64), zero, e.size(whole - n)) for start, n, whole in places], 0
-    )
+    places = []
+    for start, size, whole in zip(starts, sizes, x.shape, strict=True):
+        places.append(e.clip(e.cast(start, np.int64), zero, e.size(whole - size)))
+    return e.stack(places, 0)
 
 
 @rule("dynamic_slice")
@@ -258,7 +263,9 @@ def _(e, node, x, update, *starts):
 @rule("gather")
 def _(e, node, x, indices):
     """Whole rows along one axis, as in `x[indices]` and `jnp.take`, are one Gather of them."""
-    d, sizes, mode = (node.params[k] for k in ("dimension_numbers", "slice_sizes", "mode"))
+    d = node.params["dimension_numbers"]
+    sizes = node.params["slice_sizes"]
+    mode = node.params["mode"]
     axis = d.start_index_map[0] if len(d.start_index_map) == 1 else len(x.shape)
     rows = all(n == (1 if k == axis else x.shape[k]) for k, n in enumerate(sizes))
     rank = len(indices.shape) - 1

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnx.parser
 from google.protobuf.message import DecodeError
+from jax import Array
 from onnx import AttributeProto, checker, helper, inliner, numpy_helper, shape_inference
 
 from jrnn.errors import FormatError, OpError, near
@@ -34,7 +35,19 @@ class Spec:
     def __str__(self) -> str:
         if self.shape is None:
             return f"{self.name}: {self.dtype or 'a sequence'}"
-        return f"{self.name}: {self.dtype}[{', '.join('?' if s is None else str(s) for s in self.shape)}]"
+        sizes = ["?" if size is None else str(size) for size in self.shape]
+        return f"{self.name}: {self.dtype}[{', '.join(sizes)}]"
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether an array of this shape may be given."""
+        if self.shape is None:
+            return True
+        if len(self.shape) != len(shape):
+            return False
+        for size, given in zip(self.shape, shape, strict=True):
+            if isinstance(size, int) and size != given:
+                return False
+        return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +61,7 @@ class OnnxModel:
         inputs, outputs: what the function takes and returns.
     """
 
-    params: dict[str, jax.Array] = field(repr=False)
+    params: dict[str, Array] = field(repr=False)
     inputs: tuple[Spec, ...]
     outputs: tuple[Spec, ...]
     graph: OnnxGraph = field(repr=False)
@@ -58,7 +71,7 @@ class OnnxModel:
         self,
         inputs: Mapping[str, Any],
         params: Mapping[str, Any] | None = None,
-        key: jax.Array | None = None,
+        key: Array | None = None,
     ) -> dict[str, Any]:
         """The outputs by name.
 
@@ -92,10 +105,12 @@ class OnnxModel:
                 )
         values = [_checked(spec, inputs) for spec in self.inputs]
         results = run_graph(self.graph, values, {KEY: key}, {**own, **(params or {})}, available())
-        return {
-            spec.name: v if isinstance(v, list) else as_jax(v, f"the output {spec.name!r}")
-            for spec, v in zip(self.outputs, results)
-        }
+        outputs = {}
+        for spec, value in zip(self.outputs, results):
+            if not isinstance(value, list):
+                value = as_jax(value, f"the output {spec.name!r}")
+            outputs[spec.name] = value
+        return outputs
 
     def save(self, path: str | os.PathLike[str], params: Mapping[str, Any] | None = None) -> None:
         """Writes the model, with other values of some parameters, such as fine-tuned ones.
@@ -137,9 +152,8 @@ def from_onnx(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxM
     x: float32[N] [0. 2. 4.]
     """
     proto = _load(source)
-    if (
-        0 < proto.ir_version < 3 and proto.opset_import
-    ):  # as PyTorch 0.3 wrote; the checker wants 3 with operator sets
+    # as PyTorch 0.3 wrote; the checker wants 3 with operator sets
+    if 0 < proto.ir_version < 3 and proto.opset_import:
         old = proto
         proto = onnx.ModelProto()
         proto.CopyFrom(old)
@@ -163,7 +177,7 @@ def from_onnx(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxM
     return OnnxModel(
         {name: jnp.asarray(value) for name, value in params.items()},
         tuple(_spec(names[name]) for name in graph.inputs),
-        tuple(_spec(o) for o in proto.graph.output),
+        tuple(map(_spec, proto.graph.output)),
         graph,
         proto,
     )
@@ -253,16 +267,10 @@ def _checked(spec: Spec, inputs: Mapping[str, Any]) -> Any:
     value = inputs[spec.name]
     if spec.dtype is None:
         return value
-    if not isinstance(value, jax.Array):
+    if not isinstance(value, Array):
         value = np.asarray(value)
     same = jax.dtypes.canonicalize_dtype(value.dtype) == spec.dtype
-    fits = spec.shape is None or (
-        len(spec.shape) == value.ndim
-        and all(
-            not isinstance(s, int) or s == n for s, n in zip(spec.shape, value.shape, strict=True)
-        )
-    )
-    if not same or not fits:
+    if not same or not spec.fits(value.shape):
         raise OpError(f"an array {value.dtype}{list(value.shape)} was given for the input {spec}")
     return jnp.asarray(value) if jnp.issubdtype(value.dtype, jnp.floating) else value
 

@@ -26,15 +26,33 @@ def padded(e: GraphEmitter, x: Value, config: list[tuple[int, int, int]], value:
         apart = e.reshape(apart, (*before, size * (1 + inner), *after))
         shape = (*before, size * (1 + inner) - inner, *after)
         x = e.op("Slice", [apart, ints(0), ints(-inner), ints(axis)], shape, x.dtype)
-    low = [c[0] for c in config]
-    high = [c[1] for c in config]
-    if is_static([*low, *high]) and not any([*low, *high]):
+    low = [row[0] for row in config]
+    high = [row[1] for row in config]
+    ends = [*low, *high]
+    if is_static(ends) and not any(ends):
         return x
-    shape = tuple(a + size + b for a, size, b in zip(low, x.shape, high, strict=True))
-    return e.op("Pad", [x, e.sizes([*low, *high]), value], shape, x.dtype)
+    shape = []
+    for before, size, after in zip(low, x.shape, high, strict=True):
+        shape.append(before + size + after)
+    return e.op("Pad", [x, e.sizes(ends), value], shape, x.dtype)
 
 
 rule("pad")(lambda e, node, x, value: padded(e, x, node.params["padding_config"], value))
+
+
+def _picked(values, places) -> list:
+    """The values at these places."""
+    return [values[k] for k in places]
+
+
+def _cuts(pads) -> bool:
+    """Whether padding is negative, and takes elements away."""
+    return any(min(pair) < 0 for pair in pads)
+
+
+def _in_order(pads) -> list[int]:
+    """ONNX's order of padding: the beginnings of all axes, then their ends."""
+    return np.reshape(pads, (-1, 2)).T.reshape(-1).tolist()
 
 
 @rule("conv_general_dilated")
@@ -54,14 +72,15 @@ def convolution_rule(e: GraphEmitter, node: FlatEquation, x, kernel):
     x = e.transpose(e.cast(x, dtype), d.lhs_spec)
     kernel = e.transpose(e.cast(kernel, dtype), d.rhs_spec)
     zero = np.zeros((), dtype)
-    out = tuple(node.outputs[0].shape[k] for k in d.out_spec)
-    reach = [(k - 1) * dilation for k, dilation in zip(kernel.shape[2:], dilations, strict=True)]
-    ends = [(r - low, r - high) for r, (low, high) in zip(reach, pads, strict=True)]
-    transposed = (
-        any(a > 1 for a in apart)
-        and all(s == 1 for s in strides)
-        and all(low >= 0 and high > -a for (low, high), a in zip(ends, apart, strict=True))
-    )
+    out = _picked(node.outputs[0].shape, d.out_spec)
+    ends = []
+    for size, dilation, (low, high) in zip(kernel.shape[2:], dilations, pads, strict=True):
+        reach = (size - 1) * dilation
+        ends.append((reach - low, reach - high))
+    has_gaps = max(apart, default=1) > 1
+    transposed = has_gaps and all(stride == 1 for stride in strides)
+    for (low, high), step in zip(ends, apart, strict=True):
+        transposed &= low >= 0 and high > -step
     if transposed:  # the kernel of ConvTranspose is [C_in, C_out / groups, ...], and reversed
         parts = e.reshape(kernel, (groups, kernel.shape[0] // groups, *kernel.shape[1:]))
         parts = e.transpose(parts, (0, 2, 1, *range(3, len(parts.shape))))
@@ -71,19 +90,17 @@ def convolution_rule(e: GraphEmitter, node: FlatEquation, x, kernel):
         pads = [(low, max(high, 0)) for low, high in ends]
         kind = "ConvTranspose"
     else:
-        cut = any(n < 0 for pair in pads for n in pair)
-        if cut or any(a > 1 for a in apart):
-            around = pads if cut else [(0, 0)] * len(pads)
-            config = [
-                (0, 0, 0),
-                (0, 0, 0),
-                *((*ends, a - 1) for ends, a in zip(around, apart, strict=True)),
-            ]
+        no_pads = [(0, 0)] * len(pads)
+        cut = _cuts(pads)
+        if cut or has_gaps:
+            config = [(0, 0, 0), (0, 0, 0)]
+            for (low, high), step in zip(pads if cut else no_pads, apart, strict=True):
+                config.append((low, high, step - 1))
             x = padded(e, x, config, zero)
-            pads = [(0, 0)] * len(pads) if cut else pads
+            pads = no_pads if cut else pads
         options = {"strides": strides}
         kind = "Conv"
-    options |= {"pads": [int(n) for n in (*(a for a, _ in pads), *(b for _, b in pads))]}
+    options |= {"pads": _in_order(pads)}
     options |= {"dilations": dilations, "group": groups, "kernel_shape": list(kernel.shape[2:])}
     convolved = e.op(kind, [x, kernel], out, dtype, **options)
     return e.transpose(convolved, np.argsort(d.out_spec))
@@ -94,29 +111,35 @@ def pooling_rule(e: GraphEmitter, node: FlatEquation, x):
     """Pooling: the axes with windows come last, the others are one channel each."""
     p = node.params
     out = node.outputs[0].shape
-    sizes, strides, pads = (p[k] for k in ("window_dimensions", "window_strides", "padding"))
-    if any(n != 1 for n in p["base_dilation"]):
+    sizes = p["window_dimensions"]
+    strides = p["window_strides"]
+    pads = p["padding"]
+    if max(p["base_dilation"], default=1) != 1:
         raise ConversionError("elements apart from each other are not supported")
-    if any(n < 0 for pair in pads for n in pair):
+    if _cuts(pads):
         raise ConversionError("negative padding is not supported")
-    spatial = [k for k, n in enumerate(sizes) if n != 1 or strides[k] != 1 or any(pads[k])]
+    spatial = []
+    for k, n in enumerate(sizes):
+        if n != 1 or strides[k] != 1 or any(pads[k]):
+            spatial.append(k)
     if not spatial:
         return x
-    order = [*(k for k in range(len(x.shape)) if k not in spatial), *spatial]
-    rest = math.prod(x.shape[k] for k in order[: -len(spatial)])
+    others = [k for k in range(len(x.shape)) if k not in spatial]
+    order = [*others, *spatial]
+    rest = math.prod(_picked(x.shape, others))
     moved = e.transpose(x, order)
     sign = node.name.endswith("min")
-    flat = e.reshape(moved, (1, rest, *(x.shape[k] for k in spatial)))
+    flat = e.reshape(moved, (1, rest, *_picked(x.shape, spatial)))
     flat = e.op("Neg", [flat], flat.shape, flat.dtype) if sign else flat
     options = {
-        "kernel_shape": [sizes[k] for k in spatial],
-        "strides": [strides[k] for k in spatial],
+        "kernel_shape": _picked(sizes, spatial),
+        "strides": _picked(strides, spatial),
+        "pads": _in_order(_picked(pads, spatial)),
     }
-    options |= {"pads": [pads[k][0] for k in spatial] + [pads[k][1] for k in spatial]}
-    dilations = [p["window_dilation"][k] for k in spatial]
-    shape = (1, rest, *(out[k] for k in spatial))
+    dilations = _picked(p["window_dilation"], spatial)
+    shape = (1, rest, *_picked(out, spatial))
     if node.name == "reduce_window_sum":
-        if any(n != 1 for n in dilations):
+        if max(dilations) != 1:
             raise ConversionError("a sum over windows with gaps is not supported")
         mean = e.op("AveragePool", [flat], shape, x.dtype, count_include_pad=1, **options)
         pooled: Value = e.op(
@@ -125,4 +148,4 @@ def pooling_rule(e: GraphEmitter, node: FlatEquation, x):
     else:
         pooled = e.op("MaxPool", [flat], shape, x.dtype, dilations=dilations, **options)
         pooled = e.op("Neg", [pooled], shape, x.dtype) if sign else pooled
-    return e.transpose(e.reshape(pooled, [out[k] for k in order]), np.argsort(order))
+    return e.transpose(e.reshape(pooled, _picked(out, order)), np.argsort(order))

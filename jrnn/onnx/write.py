@@ -21,7 +21,7 @@ from jrnn.jaxprs.flat import Graph
 from jrnn.jaxprs.trials import TRIPS, close, ends, has_while
 from jrnn.nn.layers import whole_layers
 from jrnn.onnx.attention_loops import OPSET
-from jrnn.onnx.emit import GraphEmitter, Ref, info, live, reads, tensor
+from jrnn.onnx.emit import GraphEmitter, Ref, info, live, names_of, reads, tensor
 from jrnn.onnx.read import save_model
 
 OPSETS = range(17, 28)
@@ -84,13 +84,12 @@ def to_onnx(
     except NotImplementedError:  # a gradient or a batch of a layer is written step by step
         with whole_layers(frozenset()):
             graph, out_names = call.trace(specs)
-    symbols = {
-        str(size): (leaf.name, axis)
-        for leaf, spec in reversed(list(zip(call.leaves, specs, strict=True)))
-        if not leaf.is_param
-        for axis, size in enumerate(spec.shape)
-        if not isinstance(size, int) and str(size).isidentifier()
-    }
+    symbols = {}
+    for leaf, spec in reversed(list(zip(call.leaves, specs, strict=True))):
+        if not leaf.is_param:
+            for axis, size in enumerate(spec.shape):
+                if not isinstance(size, int) and str(size).isidentifier():
+                    symbols[str(size)] = (leaf.name, axis)
     model = _model(GraphEmitter(opset=opset, symbols=symbols), graph, call, out_names)
     try:
         checker.check_model(model, full_check=True)
@@ -99,15 +98,8 @@ def to_onnx(
     trials = [] if symbols and _is_empty(call, specs) else [_resized(call, specs, {})]
     if symbols:
         trials.append(_resized(call, specs, dict(zip(symbols, range(3, 3 + len(symbols))))))
-    own = not any(
-        isinstance(leaf.value, jax.ShapeDtypeStruct) for leaf in call.leaves
-    )  # numbers, on which loops end
     if has_while(graph):
-        trials = [
-            args
-            for k, args in enumerate(trials)
-            if (own and not k) or ends(call.trace(args)[0], args)
-        ]
+        trials = _ending(call, trials)
     if not trials:
         raise ConversionError(
             f"{call.name}: a while loop takes more than {TRIPS} steps on random numbers, so the model cannot be verified; "
@@ -120,16 +112,27 @@ def to_onnx(
     return model
 
 
+def _ending(call: Call, trials: Sequence[list[Any]]) -> list[list[Any]]:
+    """The trials on which the while loops end. They end on the values of the examples themselves."""
+    has_values = not any(isinstance(leaf.value, jax.ShapeDtypeStruct) for leaf in call.leaves)
+    ending = []
+    for k, args in enumerate(trials):
+        if (has_values and k == 0) or ends(call.trace(args)[0], args):
+            ending.append(args)
+    return ending
+
+
 def _specs(call: Call, examples: Sequence[Any], dims: Any) -> list[jax.ShapeDtypeStruct]:
-    weights, plain = (
-        [leaf.spec for leaf in call.leaves if leaf.is_param == which] for which in (True, False)
-    )
+    weights: list[Any] = []
+    plain: list[Any] = []
+    for leaf in call.leaves:
+        (weights if leaf.is_param else plain).append(leaf.spec)
     if dims is None:
         return [*weights, *plain]
     given = jax.tree.unflatten(jax.tree.structure(tuple(examples)), plain)
     try:
         opened = jax.tree.leaves(symbolic_args_specs(given, dims))
-        if [len(s.shape) for s in opened] != [len(s.shape) for s in plain]:
+        if list(map(np.ndim, opened)) != list(map(np.ndim, plain)):
             raise ValueError(f"they have shapes {[s.shape for s in plain]}")
         return [*weights, *opened]
     except ValueError as error:
@@ -147,25 +150,31 @@ def _model(e: GraphEmitter, graph: Graph, call: Call, out_names: Sequence[str]) 
         else:
             values.append(e.hinted(np.asarray(leaf.value), leaf.name) if var in used else None)
     keys = {id(value): key for key, value in call.closed_over}
-    consts = {
-        var: e.hinted(np.asarray(value), keys.get(id(value), f"weight_{k}"))
-        for k, (var, value) in enumerate(graph.consts.items())
-        if var in used
-    }
-    inputs = [info(v) for v in values if isinstance(v, Ref)]
+    consts = {}
+    for k, (var, value) in enumerate(graph.consts.items()):
+        if var in used:
+            consts[var] = e.hinted(np.asarray(value), keys.get(id(value), f"weight_{k}"))
+    inputs = [info(value) for value in values if isinstance(value, Ref)]
     e.taken.update(out_names)
     results = e.owned(e.run(replace(graph, consts=consts), values))
-    names = {r.name: out for r, out in zip(results, out_names, strict=True)}
+    names = dict(zip(names_of(results), out_names, strict=True))
     for node in e.nodes:
         rename(node, names)
-    outputs = [info(replace(r, name=names[r.name])) for r in results]
-    nodes = live(e.nodes, [v.name for v in outputs])
-    read = {name for node in nodes for name in reads(node)}
-    tensors = [tensor(n, v) for n, v in e.initializers.items() if n in read]
+    outputs = []
+    dtypes = dict(e.dtypes)
+    for result in results:
+        renamed = replace(result, name=names[result.name])
+        dtypes[renamed.name] = renamed.dtype
+        outputs.append(info(renamed))
+    nodes = live(e.nodes, out_names)
+    read: set[str] = set()
+    for node in nodes:
+        read.update(reads(node))
+    tensors = [tensor(name, value) for name, value in e.initializers.items() if name in read]
     proto = helper.make_graph(
         nodes, re.sub(r"\W", "_", call.name) or "graph", inputs, outputs, tensors
     )
-    widened(proto, {**e.dtypes, **{names[r.name]: r.dtype for r in results}})
+    widened(proto, dtypes)
     opsets = [helper.make_opsetid("", e.opset)]
     return helper.make_model(
         proto,
@@ -177,13 +186,11 @@ def _model(e: GraphEmitter, graph: Graph, call: Call, out_names: Sequence[str]) 
 
 def _is_empty(call: Call, specs: Sequence[Any]) -> bool:
     """Whether an example has no steps where the size is open: onnxruntime runs no Scan of no steps."""
-    sizes = (
-        given
-        for leaf, spec in zip(call.leaves, specs, strict=True)
-        for given, size in zip(np.shape(leaf.value), spec.shape, strict=True)
-        if not isinstance(size, int)
-    )
-    return 0 in sizes
+    for leaf, spec in zip(call.leaves, specs, strict=True):
+        for given, size in zip(np.shape(leaf.value), spec.shape, strict=True):
+            if given == 0 and not isinstance(size, int):
+                return True
+    return False
 
 
 def _resized(call: Call, specs: Sequence[Any], sizes: dict[str, int]) -> list[Any]:
@@ -199,24 +206,24 @@ def _resized(call: Call, specs: Sequence[Any], sizes: dict[str, int]) -> list[An
             )
         else:
             value = np.asarray(leaf.value, spec.dtype)
-        shape = [
-            sizes.get(str(size), given) for size, given in zip(spec.shape, value.shape, strict=True)
-        ]
+        shape = []
+        for size, given in zip(spec.shape, value.shape, strict=True):
+            shape.append(sizes.get(str(size), given))
         leaves.append(np.resize(value, shape))
     return leaves
+
+
+def _of_type(values: Iterable[onnx.ValueInfoProto], code: int) -> list[onnx.ValueInfoProto]:
+    """The values whose tensors have this type."""
+    return [value for value in values if value.type.tensor_type.elem_type == code]
 
 
 def _feedable(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy that takes and returns float32 for bfloat16, for which onnxruntime has no arrays."""
     feedable = onnx.ModelProto()
-    bfloat16 = TensorProto.BFLOAT16
     feedable.CopyFrom(model)
     ends = (*feedable.graph.input, *feedable.graph.output)
-    retyped(
-        feedable.graph,
-        [v for v in ends if v.type.tensor_type.elem_type == bfloat16],
-        TensorProto.FLOAT,
-    )
+    retyped(feedable.graph, _of_type(ends, TensorProto.BFLOAT16), TensorProto.FLOAT)
     return feedable
 
 
@@ -229,14 +236,13 @@ def _verify(
     except ImportError as error:
         raise ConversionError(needs_extra("the check of an ONNX model", "onnx")) from error
     model = _feedable(model)
-    kinds = {
-        i.name: helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type)
-        for i in model.graph.input
-    }
-    feeds = {
-        leaf.name: arg for leaf, arg in zip(call.leaves, args, strict=True) if leaf.name in kinds
-    }
-    feeds = {name: np.asarray(value).astype(kinds[name]) for name, value in feeds.items()}
+    kinds = {}
+    for i in model.graph.input:
+        kinds[i.name] = helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type)
+    feeds = {}
+    for leaf, arg in zip(call.leaves, args, strict=True):
+        if leaf.name in kinds:
+            feeds[leaf.name] = np.asarray(arg).astype(kinds[leaf.name])
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:
@@ -252,11 +258,10 @@ def _verify(
     for key, ours, theirs in zip(out_names, expected, computed, strict=True):
         if not close(theirs, ours):
             same = np.shape(ours) == np.shape(theirs)
-            by = (
-                np.abs(np.asarray(theirs, float) - np.asarray(ours, float)).max()
-                if same
-                else "its shape"
-            )
+            if same:
+                by = np.abs(np.asarray(theirs, float) - np.asarray(ours, float)).max()
+            else:
+                by = "its shape"
             raise ConversionError(
                 f"{call.name}: onnxruntime computes another {key!r}, which differs by {by}; this is a defect of the "
                 "conversion"
@@ -296,11 +301,14 @@ def widened(graph: onnx.GraphProto, dtypes: Mapping[str, Any]) -> None:
         graph: the graph.
         dtypes: of all values of the graph and of the graphs in it.
     """
-    outputs = {value.name for value in graph.output}
+    outputs = set(names_of(graph.output))
     edges: dict[str, set[str]] = {}
     _connect(graph.node, edges, lambda name: dtypes[name].kind in "iu")
-    chosen = [v for v in graph.input if v.type.tensor_type.elem_type == TensorProto.INT32]
-    retyped(graph, [v for v in chosen if not outputs & _reached(v.name, edges)], TensorProto.INT64)
+    chosen = []
+    for value in _of_type(graph.input, TensorProto.INT32):
+        if not outputs & _reached(value.name, edges):
+            chosen.append(value)
+    retyped(graph, chosen, TensorProto.INT64)
 
 
 def _reached(name: str, edges: Mapping[str, Collection[str]]) -> set[str]:
@@ -327,7 +335,8 @@ def _connect(
         graphs = [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
         for g in graphs:
             _connect(g.node, edges, counts)
-            ins, outs = ([v.name for v in values] for values in (g.input, g.output))
+            ins = names_of(g.input)
+            outs = names_of(g.output)
             connect(node.input, ins)
             if node.op_type == "Loop":  # its body also has a counter, and a condition on both sides
                 ins = ins[2:]

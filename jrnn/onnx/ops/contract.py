@@ -84,9 +84,8 @@ def _(node, x):
 @op("Softmax", "LogSoftmax", "Hardmax")
 def _(node, x):
     axis = node.get("axis", -1 if node.opset >= 13 else 1)
-    flat = (
-        x.reshape((math.prod(x.shape[:axis]), -1)) if node.opset < 13 else x
-    )  # once over all axes from `axis`
+    # once over all axes from `axis`
+    flat = x.reshape((math.prod(x.shape[:axis]), -1)) if node.opset < 13 else x
     axis = 1 if node.opset < 13 else axis
     if node.type == "Hardmax":
         out = jax.nn.one_hot(jnp.argmax(flat, axis), flat.shape[axis], dtype=x.dtype, axis=axis)
@@ -107,11 +106,10 @@ def normalized(node, x, axes, epsilon: float = 1e-5, centers: bool = True):
 def _(node, x):
     axis = node.get("axis", -1)
     order = node.get("p", 2)
-    size = (
-        jnp.sqrt(jnp.sum(x * x, axis, keepdims=True))
-        if order == 2
-        else jnp.sum(jnp.abs(x), axis, keepdims=True)
-    )
+    if order == 2:
+        size = jnp.sqrt(jnp.sum(x * x, axis, keepdims=True))
+    else:
+        size = jnp.sum(jnp.abs(x), axis, keepdims=True)
     return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size))
 
 

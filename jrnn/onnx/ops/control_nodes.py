@@ -1,12 +1,13 @@
 """If, Loop and Scan."""
 
+import functools
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from jrnn.errors import ConversionError, JrnnError
 from jrnn.jaxprs.jax_internals import ClosedJaxpr, is_traced, jaxpr_as_fun
@@ -18,8 +19,12 @@ from jrnn.onnx.ops.elementwise_nodes import bound
 COUNTED = 1000  # steps of a loop without outputs of every step, which may be a while loop instead
 
 
-def _arrays(values) -> tuple[jax.Array, ...]:
-    return tuple(jnp.asarray(v) for v in values)
+def _arrays(values) -> tuple[Array, ...]:
+    return tuple(map(jnp.asarray, values))
+
+
+def _results(node, graph) -> tuple[Array, ...]:
+    return _arrays(node.run(graph, []))
 
 
 @op("If")
@@ -27,15 +32,16 @@ def _(node, condition):
     branches = node.get("else_branch"), node.get("then_branch")
     if not is_traced(condition):
         return tuple(node.run(branches[bool(np.asarray(condition).reshape(()))], []))
-    types = [jax.eval_shape(lambda b=b: _arrays(node.run(b, []))) for b in branches]
+    # The results of a branch, which a partial application takes without arguments.
+    no_branch, yes_branch = (functools.partial(_results, node, branch) for branch in branches)
+    types = [jax.eval_shape(no_branch), jax.eval_shape(yes_branch)]
     for name, no, yes in zip(node.outputs, *types, strict=True):
         if (no.shape, no.dtype) != (yes.shape, yes.dtype):
             raise ConversionError(
                 f"{node}: {name!r} is {yes.dtype}{list(yes.shape)} in one branch and {no.dtype}{list(no.shape)} in the "
                 "other, and the condition is not known while the function is traced; give its input as a numpy array"
             )
-    no, yes = (lambda b=b: _arrays(node.run(b, [])) for b in branches)
-    return tuple(lax.cond(jnp.asarray(condition).reshape(()), yes, no))
+    return tuple(lax.cond(jnp.asarray(condition).reshape(()), yes_branch, no_branch))
 
 
 @op("Loop")
@@ -105,8 +111,11 @@ def _counting(body) -> tuple[OnnxGraph, list[int]]:
         for node in reversed(body.nodes):
             if wanted.intersection(node.outputs):
                 wanted |= _read_by(node)
-        wanted |= {new for old, new in carries.items() if old in wanted}
-    needed = [k for k, name in enumerate(carries) if name in wanted]
+        wanted.update(new for old, new in carries.items() if old in wanted)
+    needed = []
+    for k, name in enumerate(carries):
+        if name in wanted:
+            needed.append(k)
     nodes = tuple(node for node in body.nodes if wanted.intersection(node.outputs))
     outputs = (body.outputs[0], *(body.outputs[1 + k] for k in needed))
     return replace(body, nodes=nodes, outputs=outputs), needed
@@ -126,7 +135,10 @@ def _read_by(node) -> set[str]:
 def _goes_on(body) -> bool:
     """Whether the body returns the condition that it is given, or true."""
     name = body.outputs[0]
-    makers = {o: n for n in body.nodes for o in n.outputs}
+    makers = {}
+    for n in body.nodes:
+        for o in n.outputs:
+            makers[o] = n
     while name in makers and makers[name].type == "Identity":
         name = makers[name].inputs[0]
     return name == body.inputs[1] or (name in body.consts and bool(body.consts[name].all()))
@@ -205,7 +217,7 @@ def _unrolled(node, body, count, condition, state):
     return (*state, *(jnp.stack(_arrays(values)) for values in outputs))
 
 
-def _none(node, body, state) -> list[jax.Array]:
+def _none(node, body, state) -> list[Array]:
     """The outputs of every step of a loop of no steps: no rows, of the shape that the first step would give."""
     first = [np.asarray(0, np.int64), np.asarray(True), *state]
     types = jax.eval_shape(lambda: _arrays(node.run(body, first)[1 + len(state) :]))
@@ -226,9 +238,8 @@ def scan_node(node, *values):
     start = _arrays(values[:width])
     xs = _arrays(values[width:])
     in_ways = node.get("directions" if batched else "scan_input_directions", [0] * sequences)
-    reverse = bool(
-        in_ways[0]
-    )  # the direction of the loop; sequences of the other direction are flipped
+    # The direction of the loop; sequences of the other direction are flipped.
+    reverse = bool(in_ways[0])
     if batched and len(set(in_ways)) > 1:
         raise ConversionError(
             f"{node}: sequences of both directions are only supported from operator set 9 on"
@@ -239,17 +250,26 @@ def scan_node(node, *values):
 
     def step(state, x):
         outs = node.run(body, [*state, *x])
-        new = tuple(
-            v.astype(s.dtype).reshape(s.shape)
-            for v, s in zip(_arrays(outs[:width]), state, strict=True)
-        )
-        return new, _arrays(outs[width:])
+        new = []
+        for value, old in zip(_arrays(outs[:width]), state, strict=True):
+            new.append(value.astype(old.dtype).reshape(old.shape))
+        return tuple(new), _arrays(outs[width:])
 
-    xs = (jnp.moveaxis(x, axis, 0) for x, axis in zip(xs, in_axes, strict=True))
-    xs = tuple(jnp.flip(x, 0) if way != reverse else x for x, way in zip(xs, in_ways, strict=True))
+    moved_xs = []
+    for x, axis, way in zip(xs, in_axes, in_ways, strict=True):
+        x = jnp.moveaxis(x, axis, 0)
+        moved_xs.append(jnp.flip(x, 0) if way != reverse else x)
     lengths = None if lengths is None else jnp.asarray(lengths)
+
     last, ys = scan(
-        jax.vmap(step) if batched else step, start, xs, reverse=reverse, lengths=lengths
+        jax.vmap(step) if batched else step,
+        start,
+        tuple(moved_xs),
+        reverse=reverse,
+        lengths=lengths,
     )
-    ys = [jnp.flip(y, 0) if way != reverse else y for y, way in zip(ys, out_ways, strict=True)]
-    return (*last, *(jnp.moveaxis(y, 0, axis) for y, axis in zip(ys, out_axes, strict=True)))
+    moved_ys = []
+    for y, axis, way in zip(ys, out_axes, out_ways, strict=True):
+        y = jnp.flip(y, 0) if way != reverse else y
+        moved_ys.append(jnp.moveaxis(y, 0, axis))
+    return (*last, *moved_ys)

@@ -29,9 +29,8 @@ op(*_NUMPY)(lambda node, x: getattr(xp(x), _NUMPY[node.type])(x))
 @op(*_BINARY)
 def _(node, a, b):
     axis = node.get("axis")
-    if (
-        node.get("broadcast") and axis is not None
-    ):  # before operator set 7: b begins at this axis of a
+    # Before operator set 7, b begins at this axis of a.
+    if node.get("broadcast") and axis is not None:
         b = b.reshape(np.shape(b) + (1,) * (a.ndim - axis - b.ndim))
     return getattr(xp(a, b), _BINARY[node.type])(*spread(a, b))
 
@@ -64,11 +63,9 @@ def _(node, x, by):
 def _(node, a, b):
     a, b = spread(a, b)
     if np.issubdtype(a.dtype, np.integer):  # towards zero
-        return (
-            np.asarray(a - np.fmod(a, b)) // b
-            if known(a, b)
-            else lax.div(*jnp.broadcast_arrays(a, b))
-        )
+        if known(a, b):
+            return np.asarray(a - np.fmod(a, b)) // b
+        return lax.div(*jnp.broadcast_arrays(a, b))
     return xp(a, b).divide(a, b)
 
 
@@ -88,9 +85,14 @@ def _(node, x, ratio=None, training=None):
 
 @op("Clip")
 def _(node, x, low=None, high=None):
-    low, high = (node.get(name) if v is None else v for name, v in (("min", low), ("max", high)))
-    bounds = [None if v is None else bound(x, v) for v in (low, high)]
-    given = [v for v in bounds if v is not None]
+    given = []
+    bounds = []
+    for name, value in (("min", low), ("max", high)):
+        value = node.get(name) if value is None else value
+        if value is not None:
+            value = bound(x, value)
+            given.append(value)
+        bounds.append(value)
     return xp(x, *given).clip(x, *bounds) if given else x
 
 

@@ -9,10 +9,9 @@ Shapes: T time, N batch, D input, H hidden, K directions, G gates.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn.errors import ConversionError, near
 from jrnn.loops import scan
@@ -25,8 +24,8 @@ _DEFAULTS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
-Activation = Callable[[jax.Array], jax.Array]
-Projection = Callable[..., jax.Array]  # `(x, rows=slice(None)) -> x W^T` of these rows of W
+Activation = Callable[[Array], Array]
+Projection = Callable[..., Array]  # `(x, rows=slice(None)) -> x W^T` of these rows of W
 
 
 def _activations(node, kind: str, directions: int) -> list[list[Activation]]:
@@ -70,11 +69,9 @@ def _step(
     hidden = len(rb) // _GATES[kind]
 
     def clip(z):
-        return (
-            z
-            if bound is None
-            else jnp.clip(z, -jnp.asarray(bound, z.dtype), jnp.asarray(bound, z.dtype))
-        )
+        if bound is None:
+            return z
+        return jnp.clip(z, -jnp.asarray(bound, z.dtype), jnp.asarray(bound, z.dtype))
 
     def gates(z):
         return [z[:, k * hidden : (k + 1) * hidden] for k in range(_GATES[kind])]
@@ -113,9 +110,7 @@ def _step(
     return {"RNN": rnn, "GRU": gru, "LSTM": lstm}[kind]
 
 
-def _layer(
-    node, kind: str, x, w, r, b, lengths, h, c, p, project: Callable
-) -> tuple[jax.Array, ...]:
+def _layer(node, kind: str, x, w, r, b, lengths, h, c, p, project: Callable) -> tuple[Array, ...]:
     """All directions. `project(k, x)` returns the input of the scan and the two projections of direction k."""
     direction = node.get("direction", "forward")
     if direction not in _DIRECTIONS:
@@ -127,15 +122,18 @@ def _layer(
     batch_first = bool(node.get("layout", 0))
     if batch_first:
         x = jnp.swapaxes(x, 0, 1)
-        h, c = (None if s is None else jnp.swapaxes(s, 0, 1) for s in (h, c))
+        h = None if h is None else jnp.swapaxes(h, 0, 1)
+        c = None if c is None else jnp.swapaxes(c, 0, 1)
     batch, size = x.shape[1:]
-    wanted = {"W": (directions, gates * hidden, size), "R": (directions, gates * hidden, hidden)}
-    wanted |= {
+    wanted = {
+        "W": (directions, gates * hidden, size),
+        "R": (directions, gates * hidden, hidden),
         "B": (directions, 2 * gates * hidden),
         "sequence_lens": (batch,),
         "P": (directions, 3 * hidden),
+        "initial_h": (directions, batch, hidden),
+        "initial_c": (directions, batch, hidden),
     }
-    wanted |= {"initial_h": (directions, batch, hidden), "initial_c": (directions, batch, hidden)}
     for name, value in zip(wanted, (w, r, b, lengths, p, h, c), strict=True):
         if value is not None and value.shape != wanted[name]:
             raise ConversionError(
@@ -145,12 +143,11 @@ def _layer(
         raise ConversionError(
             f"{node}: hidden_size is {node.get('hidden_size')}, and R is {list(r.shape)}"
         )
-    states: list[Any] = [h] if kind != "LSTM" else [h, c]
-    states = [
-        jnp.zeros((directions, batch, hidden), x.dtype) if s is None else jnp.asarray(s)
-        for s in states
-    ]
-    biases = jnp.zeros((directions, 2 * gates * hidden), x.dtype) if b is None else jnp.asarray(b)
+    zeros = jnp.zeros((directions, batch, hidden), x.dtype)
+    states = []
+    for state in (h, c) if kind == "LSTM" else (h,):
+        states.append(zeros if state is None else jnp.asarray(state))
+    biases = jnp.zeros(wanted["B"], x.dtype) if b is None else jnp.asarray(b)
     lengths = None if lengths is None else jnp.asarray(lengths)
     outputs = []
     last = []
@@ -170,7 +167,7 @@ def _layer(
         state, y = scan(step, tuple(s[k] for s in states), xs, reverse=reverse, lengths=lengths)
         outputs.append(y)
         last.append(state)
-    stacked = (jnp.stack(outputs, 1), *(jnp.stack(leaves) for leaves in zip(*last, strict=True)))
+    stacked = (jnp.stack(outputs, 1), *map(jnp.stack, zip(*last, strict=True)))
     if not batch_first:
         return stacked
     return (jnp.transpose(stacked[0], (2, 0, 1, 3)), *(jnp.swapaxes(s, 0, 1) for s in stacked[1:]))

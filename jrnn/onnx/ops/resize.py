@@ -48,11 +48,9 @@ def _places(mode: str, size: int, count: int, scale: float, roi: tuple[float, fl
         case "tf_crop_and_resize":
             start, end = roi
             step = (end - start) * (size - 1) / (length - 1) if length > 1 else 0.0
-            return (
-                (start * (size - 1) + y * step)
-                if length > 1
-                else np.full(count, (start + end) * (size - 1) / 2)
-            )
+            if length > 1:
+                return start * (size - 1) + y * step
+            return np.full(count, (start + end) * (size - 1) / 2)
     raise ConversionError(f"no coordinate_transformation_mode is called {mode!r}")
 
 
@@ -104,28 +102,30 @@ def resize_node(node, x, *given):
         "coordinate_transformation_mode", "half_pixel" if node.opset > 10 else "asymmetric"
     )
     axes = [a % x.ndim for a in node.get("axes") or range(x.ndim)]
-    numbers: list[Any] = [
-        None if v is None or not v.size else node.known(v, n)
-        for v, n in ((scales, "scales"), (sizes, "sizes"))
-    ]
+    numbers: list[Any] = []
+    for v, n in ((scales, "scales"), (sizes, "sizes")):
+        numbers.append(None if v is None or not v.size else node.known(v, n))
     if numbers[1] is not None:
-        counts = [int(n) for n in numbers[1]]
-        factors = [n / max(x.shape[a], 1) for n, a in zip(counts, axes, strict=True)]
+        counts = list(map(int, numbers[1]))
+        factors = []
+        for n, a in zip(counts, axes, strict=True):
+            factors.append(n / max(x.shape[a], 1))
         policy = node.get("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
             factors = [(min if policy == "not_larger" else max)(factors)] * len(axes)
-            counts = [int(f * x.shape[a] + 0.5) for f, a in zip(factors, axes, strict=True)]
+            counts = []
+            for f, a in zip(factors, axes, strict=True):
+                counts.append(int(f * x.shape[a] + 0.5))
     else:
-        factors = [float(f) for f in numbers[0]]
-        counts = [
-            math.floor(f * x.shape[a]) if math.isfinite(f) else 0
-            for f, a in zip(factors, axes, strict=True)
-        ]
+        factors = list(map(float, numbers[0]))
+        counts = []
+        for f, a in zip(factors, axes, strict=True):
+            counts.append(math.floor(f * x.shape[a]) if math.isfinite(f) else 0)
     if not all(0 < f < math.inf for f in factors):
         raise ConversionError(f"{node}: resizes by {factors}; scales and sizes must be positive")
     region = [0.0] * len(axes) + [1.0] * len(axes)
     if where == "tf_crop_and_resize" and roi is not None and roi.size:
-        region = [float(v) for v in node.known(roi, "roi")]
+        region = list(map(float, node.known(roi, "roi")))
     x = jnp.asarray(x)
     dtype = x.dtype
     is_float = jnp.issubdtype(x.dtype, jnp.floating)

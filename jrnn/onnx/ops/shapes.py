@@ -62,7 +62,7 @@ def _(node, x, repeats):
 def _(node, x, shape=None):
     sizes = node.ints("shape", shape)
     if not node.get("allowzero", 0):
-        sizes = [x.shape[k] if size == 0 else size for k, size in enumerate(sizes)]
+        sizes = [size or x.shape[k] for k, size in enumerate(sizes)]
     return x.reshape(tuple(sizes))
 
 
@@ -79,7 +79,9 @@ def _(node, x, split=None):
     count = len(node.outputs)
     if sizes is None:
         piece = math.ceil(x.shape[axis] / count)
-        sizes = [min(piece, x.shape[axis] - k * piece) for k in range(count)]
+        sizes = []
+        for k in range(count):
+            sizes.append(min(piece, x.shape[axis] - k * piece))
     if sum(sizes) != x.shape[axis] or min(sizes) < 0:
         raise ValueError(
             f"split {list(sizes)} does not sum to the size {x.shape[axis]} of axis {axis}"
@@ -144,7 +146,9 @@ def _(node, x, indices):
 
     batch = node.get("batch_dims", 0)
     sizes = x.shape[batch : batch + indices.shape[-1]]
-    parts = [jnp.asarray(_inside(node, indices[..., k], size)) for k, size in enumerate(sizes)]
+    parts = []
+    for k, size in enumerate(sizes):
+        parts.append(jnp.asarray(_inside(node, indices[..., k], size)))
     for _ in range(batch):
         pick = jax.vmap(pick)
     return pick(jnp.asarray(x), *parts)
@@ -182,10 +186,13 @@ def _(node, x, pads=None, value=None, axes=None):
     widths = np.zeros((x.ndim, 2), int)
     widths[list(axes)] = np.reshape(pads, (2, -1)).T
     if (widths < 0).any():  # negative widths crop
-        x = x[tuple(slice(max(-a, 0), size - max(-b, 0)) for (a, b), size in zip(widths, x.shape))]
+        kept = []
+        for (low, high), size in zip(widths, x.shape):
+            kept.append(slice(max(-low, 0), size - max(-high, 0)))
+        x = x[tuple(kept)]
         widths = np.maximum(widths, 0)
     if known(x):
-        check_size([size + a + b for (a, b), size in zip(widths.tolist(), x.shape)], x.dtype)
+        check_size((widths.sum(axis=1) + x.shape).tolist(), x.dtype)
     if mode != "constant":
         return xp(x).pad(x, widths, mode)
     value = node.get("value", 0) if value is None else value.reshape(())
@@ -200,11 +207,12 @@ def _(node, shape):
 
 @op("Range")
 def _(node, start, limit, delta):
-    start, limit, delta = (
-        node.known(v, n) for v, n in ((start, "start"), (limit, "limit"), (delta, "delta"))
-    )
-    check_size((max(0, math.ceil((limit.item() - start.item()) / delta.item())),), start.dtype)
-    return np.arange(start.item(), limit.item(), delta.item()).astype(start.dtype)
+    dtype = node.known(start, "start").dtype
+    first = start.item()
+    end = node.known(limit, "limit").item()
+    step = node.known(delta, "delta").item()
+    check_size((max(0, math.ceil((end - first) / step)),), dtype)
+    return np.arange(first, end, step).astype(dtype)
 
 
 @op("OneHot")
@@ -245,11 +253,9 @@ def _(node, x, axis):
     if node.get("exclusive"):  # the neutral element comes first
         total = lax.slice_in_dim(total, 0, max(x.shape[axis] - 1, 0), axis=axis)
         first = min(x.shape[axis], 1)
-        total = jnp.pad(
-            total,
-            [(first * (k == axis), 0) for k in range(x.ndim)],
-            constant_values=node.type == "CumProd",
-        )
+        widths = [(0, 0)] * x.ndim
+        widths[axis] = (first, 0)
+        total = jnp.pad(total, widths, constant_values=node.type == "CumProd")
     return jnp.flip(total, axis) if node.get("reverse") else total
 
 
@@ -282,7 +288,8 @@ def _(node, cache, update, starts=None):
     starts = jnp.zeros(cache.shape[:1], int) if starts is None else jnp.asarray(starts)
     at = starts[:, None] + np.arange(update.shape[axis])[None]
     at = at % cache.shape[axis] if node.get("mode", "linear") == "circular" else at
-    moved, new = (jnp.moveaxis(jnp.asarray(v), axis, 1) for v in (cache, update))
+    moved = jnp.moveaxis(jnp.asarray(cache), axis, 1)
+    new = jnp.moveaxis(jnp.asarray(update), axis, 1)
     return jnp.moveaxis(moved.at[np.arange(cache.shape[0])[:, None], at].set(new), 1, axis)
 
 
@@ -306,7 +313,9 @@ def _(node, sequence, value, position=None):
 @op("SequenceErase")
 def _(node, sequence, position=None):
     at = -1 if position is None else _position(node, position)
-    return [v for k, v in enumerate(sequence) if k != range(len(sequence))[at]]
+    left = list(sequence)
+    del left[at]
+    return left
 
 
 @op("ConcatFromSequence")

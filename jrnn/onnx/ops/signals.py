@@ -34,11 +34,10 @@ def _transform(x, length, axis: int, inverse: bool, one_sided: bool):
 
 @op("DFT")
 def _(node, x, length=None, axis=None):
-    axis = (
-        node.get("axis", 1 if node.opset < 20 else -2)
-        if axis is None
-        else node.known(axis, "axis").item()
-    )
+    if axis is None:
+        axis = node.get("axis", 1 if node.opset < 20 else -2)
+    else:
+        axis = node.known(axis, "axis").item()
     length = None if length is None else node.known(length, "dft_length").item()
     return _transform(
         jnp.asarray(x), length, axis % x.ndim, bool(node.get("inverse")), bool(node.get("onesided"))

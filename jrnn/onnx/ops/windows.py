@@ -40,12 +40,15 @@ def _windows(node, shape: Sequence[int], kernel: Sequence[int]) -> list[AxisWind
     rank = len(kernel)
     auto = node.get("auto_pad", "NOTSET")
     pads = np.reshape(node.get("pads") or [0] * 2 * rank, (2, rank)).T.tolist()
+    strides = node.get("strides") or [1] * rank
+    dilations = node.get("dilations") or [1] * rank
     windows = []
     for axis, (size, k) in enumerate(zip(shape, kernel, strict=True)):
-        stride, dilation = (
-            (node.get(name) or [1] * rank)[axis] for name in ("strides", "dilations")
-        )
-        reach, (low, high), outside = (k - 1) * dilation + 1, pads[axis], 0
+        stride = strides[axis]
+        dilation = dilations[axis]
+        reach = (k - 1) * dilation + 1
+        low, high = pads[axis]
+        outside = 0
         if auto == "VALID":
             low = high = 0
         elif auto != "NOTSET":
@@ -54,9 +57,8 @@ def _windows(node, shape: Sequence[int], kernel: Sequence[int]) -> list[AxisWind
             high = total - low
         if node.get("ceil_mode", 0):
             count = math.ceil((size + low + high - reach) / stride) + 1
-            count -= (
-                count - 1
-            ) * stride >= size + low  # a window may not begin in the padding at the end
+            # a window may not begin in the padding at the end
+            count -= (count - 1) * stride >= size + low
             outside = (count - 1) * stride + reach - (size + low + high)
         windows.append(AxisWindow(size, k, stride, dilation, low, high, outside))
     return windows
@@ -95,15 +97,16 @@ def conv_transpose_node(node, x, weight, bias=None):
     kernel = weight.shape[2:]
     groups = node.get("group", 1)
     rank = x.ndim - 2
-    strides, dilations, extra = (
-        node.get(name) or [default] * rank
-        for name, default in (("strides", 1), ("dilations", 1), ("output_padding", 0))
-    )
+    strides = node.get("strides") or [1] * rank
+    dilations = node.get("dilations") or [1] * rank
+    extra = node.get("output_padding") or [0] * rank
     pads = np.reshape(node.get("pads") or [0] * 2 * rank, (2, rank)).T.tolist()
     auto = node.get("auto_pad", "NOTSET")
     wanted = node.get("output_shape")
     if auto.startswith("SAME") and wanted is None:
-        wanted = [size * stride for size, stride in zip(x.shape[2:], strides, strict=True)]
+        wanted = []
+        for size, stride in zip(x.shape[2:], strides, strict=True):
+            wanted.append(size * stride)
     padding = []
     for k, (low, high) in enumerate(pads):
         reach = (kernel[k] - 1) * dilations[k]
@@ -127,10 +130,15 @@ def conv_transpose_node(node, x, weight, bias=None):
 
 
 def _reduced(x, windows: Sequence[AxisWindow], initial, function):
-    sizes, strides, dilations = (
-        (1, 1, *(getattr(w, name) for w in windows)) for name in ("kernel", "stride", "dilation")
-    )
-    pads = [(0, 0), (0, 0), *((w.low, w.high + w.outside) for w in windows)]
+    sizes = [1, 1]
+    strides = [1, 1]
+    dilations = [1, 1]
+    pads = [(0, 0), (0, 0)]
+    for w in windows:
+        sizes.append(w.kernel)
+        strides.append(w.stride)
+        dilations.append(w.dilation)
+        pads.append((w.low, w.high + w.outside))
     return lax.reduce_window(
         x, np.asarray(initial, x.dtype), function, sizes, strides, pads, None, dilations
     )
@@ -147,9 +155,11 @@ def max_pool_node(node, x):
     places = np.zeros((), np.int64)
     inside = np.asarray(True)
     order = range(rank)[::-1] if node.get("storage_order", 0) == 0 else range(rank)
-    apart = {
-        axis: math.prod(windows[j].size for j in list(order)[:k]) for k, axis in enumerate(order)
-    }
+    apart = {}
+    step = 1
+    for axis in order:
+        apart[axis] = step
+        step *= windows[axis].size
     index = []
     for axis, w in enumerate(windows):  # [o1, o2, ..., k1, k2, ...]
         at = w.positions()
