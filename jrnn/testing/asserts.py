@@ -136,11 +136,10 @@ def assert_padding_invariant(
     steps, batch = layer.size
     run = _with_gradients(layer)
     mixed = np.resize([max(steps - 1, 0), 0, steps, min(1, steps)], batch)
-    some = (
-        [mixed, np.full(batch, steps), np.zeros(batch), np.ones(batch)]
-        if lengths is None
-        else [lengths]
-    )
+    if lengths is None:
+        some = [mixed, np.full(batch, steps), np.zeros(batch), np.ones(batch)]
+    else:
+        some = [lengths]
     for ends in some:
         ends = np.minimum(np.asarray(ends, np.int32), steps)
 
@@ -267,7 +266,8 @@ def _ways_of_step(
         except ScanError:  # it cannot run this step
             continue
         ways[f"by {name}"] = {"executor": name}
-    ways |= {f"recompute={r!r}": {"recompute": r} for r in ("contractions", "sqrt")}
+    for r in ("contractions", "sqrt"):
+        ways[f"recompute={r!r}"] = {"recompute": r}
     ways["unrolled"] = {"unroll": True}
     for name, options in ways.items():
         yield name, _with_gradients(layer_of(step, carry, xs, params, **options))(*arguments, ends)

@@ -171,7 +171,10 @@ def _report(
     results: dict[str, Finding | str | None] = {}  # a finding, why it was not checked, or None
     for k, name in enumerate(_in_order(names, table), 1):
         _show(f"{k} of {len(names)} properties: {name}")
-        failed = [on for on in table[name].rests_on if isinstance(results.get(on), Finding)]
+        failed = []
+        for on in table[name].rests_on:
+            if isinstance(results.get(on), Finding):
+                failed.append(on)
         if failed:
             results[name] = f"{failed[0]} does not hold"
             continue
@@ -234,11 +237,10 @@ def _smallest(name: str, layer: Layer, tolerance: float, wrong: str) -> Finding:
     steps, batch = layer.size
     for t in [steps] if name == "long" else range(1, steps + 1):
         for n in range(1, batch + 1):
-            fault = (
-                wrong
-                if (t, n) == (steps, batch)
-                else _wrong(PROPERTIES[name], smaller(layer, t, n), tolerance)
-            )
+            if (t, n) == (steps, batch):
+                fault = wrong
+            else:
+                fault = _wrong(PROPERTIES[name], smaller(layer, t, n), tolerance)
             if fault is not None and fault.startswith("raises ") == wrong.startswith("raises "):
                 text = f"{fault}{_behavior(name, layer, tolerance, wrong)}"
                 length = properties.LONG if name == "long" else t

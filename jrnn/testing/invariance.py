@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jrnn.testing.subjects import Layer
+from jrnn.testing.subjects import Layer, Outputs
 
 
 def named(what: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
@@ -44,7 +44,7 @@ def differs(what: str, computed: Any, wanted: Any, tolerance: float) -> str | No
         if bits:
             same &= np.signbit(a) == np.signbit(b)
         if not same.all():
-            at = tuple(int(i) for i in np.argwhere(~same)[0])
+            at = tuple(map(int, np.argwhere(~same)[0]))
             return f"{name}{list(at)} is {a[at]:.7g}, not {b[at]:.7g}"
     return None
 
@@ -82,21 +82,19 @@ def state_rows(layer: Layer, state: Any, rows: Any) -> Any:
     return jax.tree.map(lambda v: np.asarray(v)[(slice(None),) * layer.state_axis + (rows,)], state)
 
 
-def run_layer(layer: Layer, x: Any, state: Any, **options: Any) -> tuple[Any, Any]:
+def run_layer(layer: Layer, x: Any, state: Any, **options: Any) -> Outputs:
     """The results of a layer for other sequences and states, as numpy arrays."""
     results = layer.call(layer.params, jnp.asarray(x) if layer.in_jax else x, state, **options)
     return jax.tree.map(np.asarray, results)
 
 
-def results_differ(
-    computed: tuple[Any, Any], wanted: tuple[Any, Any], tolerance: float
-) -> str | None:
+def results_differ(computed: Outputs, wanted: Outputs, tolerance: float) -> str | None:
     """The first element in which outputs or last states differ, in words."""
     names = ("y", "the last state")
     return one_differs(dict(zip(names, computed)), dict(zip(names, wanted)), tolerance)
 
 
-Run = Callable[[Any, Any, np.ndarray], tuple[Any, Any]]
+Run = Callable[[Any, Any, np.ndarray], Outputs]
 
 
 def depends_on_batch(
@@ -109,11 +107,11 @@ def depends_on_batch(
     """
     everyone = np.arange(layer.size[1])
 
-    def of(rows: np.ndarray) -> tuple[Any, Any]:
+    def of(rows: np.ndarray) -> Outputs:
         x = jax.tree.map(lambda leaf: np.asarray(leaf)[:, rows], layer.x)
         return run(x, state_rows(layer, layer.state, rows), rows)
 
-    def one(results: tuple[Any, Any], n: int) -> dict[str, Any]:
+    def one(results: Outputs, n: int) -> dict[str, Any]:
         y, last = results
         row = slice(n, n + 1)
         return {
@@ -125,11 +123,10 @@ def depends_on_batch(
     turned = of(everyone[::-1]) if "in another order" in orders else None
     for n in everyone:
         for order in orders:
-            other = (
-                one(of(everyone[n : n + 1]), 0)
-                if order == "alone"
-                else one(turned, len(everyone) - 1 - n)
-            )
+            if order == "alone":
+                other = one(of(everyone[n : n + 1]), 0)
+            else:
+                other = one(turned, len(everyone) - 1 - n)
             if wrong := one_differs(one(together, n), other, tolerance):
                 return f"for sequence {n} of the batch, {wrong} {order}"
     return None

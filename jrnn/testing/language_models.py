@@ -23,11 +23,12 @@ from jrnn.testing.properties import need
 
 KINDS = ("state", "window", "attention")
 TOKENS = (2, 8)  # N, T
+# what transformers calls the state of a model
 _CACHES = (
     "past_key_values",
     "cache_params",
     "state",
-)  # what transformers calls the state of a model
+)
 _TAPS = (
     "conv_kernel",
     "conv_kernel_size",
@@ -110,7 +111,10 @@ def language_model(model: Any, tokens: Any = None, **options: Any) -> AdaptedMod
             f"check_model does not know models of type {type(model).__module__}.{type(model).__name__}; give an "
             "AdaptedModel, whose `call` is a function (tokens, state) -> (logits, state)"
         )
-    unknown = [n for n in options if n not in AdaptedModel.__dataclass_fields__]
+    unknown = []
+    for n in options:
+        if n not in AdaptedModel.__dataclass_fields__:
+            unknown.append(n)
     if unknown:
         raise LayerError(
             f"AdaptedModel has no field {unknown[0]!r}; it has {', '.join(AdaptedModel.__dataclass_fields__)}"
@@ -181,13 +185,10 @@ def _of_jrnn(model: Any) -> AdaptedModel:
             return _of_jrnn(models.load(folder))
 
     def over_devices(tokens: Any) -> Any:
-        mesh = jax.sharding.Mesh(
-            np.array(jax.devices()), ("time",)
-        )  # XLA decides how results are shared
-        whole, in_time = (
-            jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
-            for axes in ((), (None, "time"))
-        )
+        # XLA decides how results are shared
+        mesh = jax.sharding.Mesh(np.array(jax.devices()), ("time",))
+        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        in_time = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "time"))
         state = model.initial_state(*tokens.shape)
         logits, _ = jax.device_put(model, whole)(
             jax.device_put(tokens, in_time), jax.device_put(state, whole)
@@ -239,13 +240,15 @@ def _of_transformers(model: Any) -> AdaptedModel:
     name = next((n for n in _CACHES if n in takes), None)
 
     def run(**arrays: Any) -> Any:
-        given = {n: v for n, v in arrays.items() if n in takes and v is not None}
+        given = {}
+        for n, v in arrays.items():
+            if n in takes and v is not None:
+                given[n] = v
         if not in_torch:
             return model(**given)
         with torch.no_grad():
-            given = {
-                n: torch.tensor(v) if isinstance(v, np.ndarray) else v for n, v in given.items()
-            }
+            for n, v in given.items():
+                given[n] = torch.tensor(v) if isinstance(v, np.ndarray) else v
             return model(**given)
 
     def call(
@@ -274,19 +277,17 @@ def _of_transformers(model: Any) -> AdaptedModel:
             if name != _CACHES[0]:  # without keys, the mask counts for the prompt alone
                 given["attention_mask"] = None
         out = run(**given)
-        cache = (
-            None
-            if name is None
-            else next((getattr(out, n) for n in _CACHES if getattr(out, n, None) is not None), None)
-        )
+        cache = None
+        if name is not None:
+            caches = [getattr(out, n, None) for n in _CACHES]
+            cache = next((c for c in caches if c is not None), None)
         logits = out.logits.float().numpy() if in_torch else np.asarray(out.logits)
         return logits, _Past(cache, mask)
 
     def reloaded() -> AdaptedModel:
-        chosen = {
-            n: getattr(model.config, f"_{n}", None)
-            for n in ("attn_implementation", "experts_implementation")
-        }
+        chosen = {}
+        for n in ("attn_implementation", "experts_implementation"):
+            chosen[n] = getattr(model.config, f"_{n}", None)
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             again = type(model).from_pretrained(

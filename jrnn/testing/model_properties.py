@@ -301,21 +301,19 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
     whole = _logits(model, model.tokens)
     for n in range(model.size[1]):
         row = model.tokens[n : n + 1]
-        alone = (
-            _logits(model, row, attention_mask=np.ones_like(row))
-            if model.masks
-            else _logits(model, row)
-        )
+        if model.masks:
+            alone = _logits(model, row, attention_mask=np.ones_like(row))
+        else:
+            alone = _logits(model, row)
         if wrong := differs("logits", whole[n : n + 1], alone, tolerance):
             return f"for sequence {n} of the batch, {wrong} alone"
     if not model.masks:
         return None
     for left, whole_row in itertools.product((False, True), (0, 1)):
         tokens, mask = _padded(model, left)
-        tokens[whole_row::2], mask[whole_row::2] = (
-            model.tokens[whole_row::2],
-            1,
-        )  # the others are padded
+        # The other rows are padded.
+        tokens[whole_row::2] = model.tokens[whole_row::2]
+        mask[whole_row::2] = 1
 
         def read(rows: slice, tokens: Any = tokens, mask: Any = mask, left: bool = left) -> Any:
             """The logits of the tokens that are real, and of one more token where the state is that after them."""
@@ -372,7 +370,7 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
 def _(model: AdaptedModel, tolerance: float) -> str | None:
     first = _logits(model, model.tokens)
     if not np.isfinite(first).all():
-        at = [int(i) for i in np.argwhere(~np.isfinite(first))[0]]
+        at = list(map(int, np.argwhere(~np.isfinite(first))[0]))
         return f"logits{at} is {first[tuple(at)]}"
     wrong = differs("logits", _logits(model, model.tokens), first, 0.0)
     return wrong and f"in the second call, {wrong}"

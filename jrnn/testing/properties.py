@@ -176,12 +176,12 @@ def _(layer: Layer, tolerance: float) -> str | None:
             return jnp.sum(layer.call(params, jnp.asarray(x), state)[0])
 
         results["the gradient of params and state"] = jax.grad(total)(
-            [jnp.asarray(v) for v in smooth]
+            list(map(jnp.asarray, smooth))
         )
     for what, tree in results.items():
         for name, value in named(what, tree):
             if value.dtype.kind == "f" and not np.isfinite(value).all():
-                at = [int(i) for i in np.argwhere(~np.isfinite(value))[0]]
+                at = list(map(int, np.argwhere(~np.isfinite(value))[0]))
                 return f"{name}{at} is {value[tuple(at)]}"
     return None
 
@@ -329,9 +329,8 @@ def _(layer: Layer, tolerance: float) -> str | None:
 def _(layer: Layer, tolerance: float) -> str | None:
     need(layer.resets, "the layer takes no resets")
     steps, batch = layer.size
-    both = (
-        layer.bidirectional
-    )  # then each direction begins at another end: states are not handed on, nor compared
+    # then each direction begins at another end: states are not handed on, nor compared
+    both = layer.bidirectional
     first = None if both else layer.state
     anew = states_anew(layer, layer.reset_to)
     for where in ([0], [steps - 1], *([t] for t in range(1, steps - 1)), range(steps)):

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import LayerError
-from jrnn.testing.subjects import Layer
+from jrnn.testing.subjects import Layer, Outputs
 
 
 def recurrent_layer(
@@ -66,9 +66,14 @@ def recurrent_layer(
 
 def _is(*names: str) -> Callable[[Any], bool]:
     """Whether a class of a layer begins with one of these dotted names; nothing is imported."""
-    return lambda layer: any(
-        f"{t.__module__}.{t.__name__}".startswith(names) for t in type(layer).__mro__
-    )
+
+    def has_class(layer: Any) -> bool:
+        for t in type(layer).__mro__:
+            if f"{t.__module__}.{t.__name__}".startswith(names):
+                return True
+        return False
+
+    return has_class
 
 
 def _turned(array: Any, time_axis: int) -> Any:
@@ -84,14 +89,12 @@ def _function(fn: Callable, x: Any, state: Any, params: Any, time_axis: int) -> 
 
     def call(
         params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None, mask: Any = None
-    ) -> tuple[Any, Any]:
-        flags = {"resets": resets, "mask": mask}
-        given = {"lengths": lengths} | {
-            n: v if v is None else _turned(v, time_axis) for n, v in flags.items()
-        }
-        y, last = fn(
-            params, _turned(x, time_axis), state, **{n: v for n, v in given.items() if has[n]}
-        )
+    ) -> Outputs:
+        given = {"lengths": lengths}
+        for name, flags in (("resets", resets), ("mask", mask)):
+            given[name] = None if flags is None else _turned(flags, time_axis)
+        known = {name: value for name, value in given.items() if has[name]}
+        y, last = fn(params, _turned(x, time_axis), state, **known)
         return _turned(y, time_axis), last
 
     return Layer(call, params, x, state, **has)
@@ -108,15 +111,14 @@ def _nnx(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     def first(shape: tuple[int, ...]) -> Any:
         again = nnx.merge(graph, held)
         parts = [again.forward_rnn, again.backward_rnn] if len(cells) == 2 else [again]
-        carries = [r.cell.initialize_carry(shape, nnx.Rngs(0)) for r in parts]
+        carries = []
+        for r in parts:
+            carries.append(r.cell.initialize_carry(shape, nnx.Rngs(0)))
         return tuple(carries) if len(cells) == 2 else carries[0]
 
-    def call(
-        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None
-    ) -> tuple[Any, Any]:
-        module = nnx.merge(
-            graph, jax.tree.map(lambda v: v, params)
-        )  # flax's variables belong to one trace
+    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> Outputs:
+        # flax's variables belong to one trace
+        module = nnx.merge(graph, jax.tree.map(lambda v: v, params))
         options = {"return_carry": True, "time_major": time_axis == 0, "rngs": nnx.Rngs(0)}
         last, y = module(_turned(x, time_axis), initial_carry=state, seq_lengths=lengths, **options)
         return _turned(y, time_axis), last
@@ -134,9 +136,7 @@ def _linen(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer
     both = hasattr(layer, "forward_rnn")
     cells = [layer.forward_rnn.cell, layer.backward_rnn.cell] if both else [layer.cell]
 
-    def call(
-        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None
-    ) -> tuple[Any, Any]:
+    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> Outputs:
         options = {"return_carry": True, "time_major": time_axis == 0}
         last, y = layer.apply(
             params, _turned(x, time_axis), initial_carry=state, seq_lengths=lengths, **options
@@ -145,9 +145,11 @@ def _linen(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer
 
     if state is None:
         shape = (x.shape[1], *x.shape[2:])
-        carries = [
-            jax.eval_shape(lambda c=c: c.initialize_carry(jax.random.key(0), shape)) for c in cells
-        ]
+
+        def carry_of(cell: Any) -> Any:
+            return jax.eval_shape(lambda: cell.initialize_carry(jax.random.key(0), shape))
+
+        carries = list(map(carry_of, cells))
         state = _drawn(tuple(carries) if both else carries[0])
     if params is None:
         params = layer.init(jax.random.key(0), _turned(x, time_axis), time_major=time_axis == 0)
@@ -192,7 +194,7 @@ def _swap(partner: Callable[[str], str], of_inputs: str = "") -> Callable[[Any],
                 return jnp.concatenate([leaf[:, half:], leaf[:, :half]], 1)
             return leaf
 
-        return jax.tree.unflatten(structure, [other(path) for path in named])
+        return jax.tree.unflatten(structure, list(map(other, named)))
 
     return swapped
 
@@ -230,16 +232,16 @@ def _jrnn(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
 
     def call(
         params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None, mask: Any = None
-    ) -> tuple[Any, Any]:
-        resets, mask = (v if v is None else _turned(v, time_axis) for v in (resets, mask))
+    ) -> Outputs:
+        resets = None if resets is None else _turned(resets, time_axis)
+        mask = None if mask is None else _turned(mask, time_axis)
         y, last = nnx.merge(graph, params)(
             _turned(x, time_axis), state, lengths=lengths, resets=resets, mask=mask
         )
         return _turned(y, time_axis), last
 
-    stacked = hasattr(
-        layer, "layout"
-    )  # PyTorch's layers; states of others are [N, ...], and may have to be reachable
+    # PyTorch's layers; states of others are [N, ...], and may have to be reachable
+    stacked = hasattr(layer, "layout")
     if state is None:
         last = jax.eval_shape(lambda: call(held, jnp.asarray(x), None)[1]) if stacked else None
         state = _drawn(last) if stacked else jax.device_get(call(held, jnp.asarray(x), None)[1])
@@ -257,12 +259,10 @@ def _equinox(cell: Any, x: Any, state: Any, params: Any, time_axis: int) -> Laye
     arrays, rest = equinox.partition(cell, equinox.is_array)
     pair = "LSTM" in type(cell).__name__
 
-    def call(
-        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None
-    ) -> tuple[Any, Any]:
+    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> Outputs:
         run = jax.vmap(equinox.combine(params, rest))
 
-        def step(state: Any, x: Any) -> tuple[Any, Any]:
+        def step(state: Any, x: Any) -> Outputs:
             new = run(x, state)
             return new, new[0] if pair else new
 
@@ -281,9 +281,7 @@ def _equinox(cell: Any, x: Any, state: Any, params: Any, time_axis: int) -> Laye
 def _haiku(pair: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     """`hk.transform(lambda x, state: ...)` whose function returns (y, state), of time-major sequences."""
 
-    def call(
-        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None
-    ) -> tuple[Any, Any]:
+    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> Outputs:
         y, last = pair.apply(params, jax.random.key(0), _turned(x, time_axis), state)
         return _turned(y, time_axis), last
 
@@ -295,6 +293,12 @@ def _haiku(pair: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
 
 
 # Keras, torch ------------------------------------------------------------------------------------------------------------
+
+
+def _halves_swapped(weights: Any) -> list[Any]:
+    """The weights of a bidirectional layer with its directions exchanged."""
+    half = len(weights) // 2
+    return [*weights[half:], *weights[:half]]
 
 
 def _keras(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
@@ -324,14 +328,11 @@ def _keras(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer
             of_dtype[dtype] = cast
         return of_dtype[dtype]
 
-    def call(
-        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None
-    ) -> tuple[Any, Any]:
-        mask = (
-            None
-            if lengths is None
-            else jnp.arange(x.shape[0])[None] < jnp.asarray(lengths)[:, None]
-        )
+    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> Outputs:
+        if lengths is None:
+            mask = None
+        else:
+            mask = jnp.arange(x.shape[0])[None] < jnp.asarray(lengths)[:, None]
         run = casting_to(jnp.result_type(x).name).stateless_call
         results, _ = run(params, fixed, jnp.swapaxes(x, 0, 1), initial_state=state, mask=mask)
         y, *last = results
@@ -340,41 +341,36 @@ def _keras(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer
     if state is None:
         _, last = jax.eval_shape(lambda: call(weights, jnp.asarray(x), None))
         state = _drawn(last)
-    swap = (
-        (lambda w: [*w[len(w) // 2 :], *w[: len(w) // 2]])
-        if both and layer.merge_mode == "concat"
-        else None
-    )
+    swap = _halves_swapped if both and layer.merge_mode == "concat" else None
     return Layer(call, weights, x, state, lengths=True, bidirectional=both, swap=swap)
 
 
 def _with_dtype(config: Any, dtype: str) -> Any:
     """A configuration of Keras with another dtype for the layer and all within it, whose weights will be given."""
     if isinstance(config, dict):
-        fixed = {
-            "dtype": dtype,
-            "recurrent_initializer": "zeros",
-        }  # the default one has no bfloat16 on CPUs
-        return {
-            name: fixed.get(name) or _with_dtype(value, dtype) for name, value in config.items()
-        }
-    return (
-        [_with_dtype(value, dtype) for value in config]
-        if isinstance(config, (list, tuple))
-        else config
-    )
+        # The default initializer has no bfloat16 on CPUs.
+        fixed = {"dtype": dtype, "recurrent_initializer": "zeros"}
+        changed = {}
+        for name, value in config.items():
+            changed[name] = fixed.get(name) or _with_dtype(value, dtype)
+        return changed
+    if isinstance(config, (list, tuple)):
+        return [_with_dtype(value, dtype) for value in config]
+    return config
 
 
 def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     """A `torch.nn.RNNBase`; lengths are given as a packed sequence, which torch sorts."""
     torch = sys.modules["torch"]
     layer = copy.deepcopy(layer)  # the one that was given keeps its weights and dtype
-    weights = {name: value.numpy().copy() for name, value in layer.state_dict().items()}
+    weights = {}
+    for name, value in layer.state_dict().items():
+        weights[name] = value.numpy().copy()
 
     def tensors(tree: Any) -> Any:
         return jax.tree.map(lambda v: torch.tensor(np.asarray(v)), tree)
 
-    def run(params: Any, x: Any, state: Any, lengths: Any = None) -> tuple[Any, Any]:
+    def run(params: Any, x: Any, state: Any, lengths: Any = None) -> Outputs:
         layer.to(x.dtype).load_state_dict(tensors(params))
         if lengths is None:
             y, last = layer(_turned(x, time_axis), state)
@@ -385,9 +381,7 @@ def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer
         y, last = layer(packed, state)
         return pad(y, total_length=x.shape[0])[0], last
 
-    def call(
-        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None
-    ) -> tuple[Any, Any]:
+    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> Outputs:
         with torch.no_grad():
             results = run(params, tensors(x), tensors(state), lengths)
         return jax.tree.map(lambda v: v.numpy(), results)

@@ -69,8 +69,7 @@ def _effect_of_reset(layer: Layer, t: int, tolerance: float) -> str:
 def effects_of_resets(layer: Layer, tolerance: float) -> str:
     """What resets before the first step, one between and the last do: in this most faults differ."""
     steps = layer.size[0]
-    effects = [
-        f"before step {t} {_effect_of_reset(layer, t, tolerance)}"
-        for t in sorted({0, steps // 2, steps - 1})
-    ]
+    effects = []
+    for t in sorted({0, steps // 2, steps - 1}):
+        effects.append(f"before step {t} {_effect_of_reset(layer, t, tolerance)}")
     return f"of the whole layer, a reset {'; '.join(effects)}"

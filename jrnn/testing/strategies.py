@@ -50,23 +50,27 @@ def nets(max_ops: int = 8) -> Any:
         ops = []
         for k in range(draw(st.integers(1, max_ops))):
             kind = draw(st.sampled_from((*_UNARY, *_BINARY, "Sum", "FC")))
-            count = (
-                1
-                if kind in _UNARY or kind == "FC"
-                else 2
-                if kind in _BINARY
-                else draw(st.integers(1, 3))
-            )
+            if kind in _UNARY or kind == "FC":
+                count = 1
+            elif kind in _BINARY:
+                count = 2
+            else:
+                count = draw(st.integers(1, 3))
             inputs = [draw(st.sampled_from(known)) for _ in range(count)]
             if kind == "FC":
                 shapes |= {f"w{k}": (_COLUMNS, _COLUMNS), f"b{k}": (_COLUMNS,)}
                 inputs += [f"w{k}", f"b{k}"]
-            written = [n for n in known if n not in _INPUTS]
+            written = []
+            for n in known:
+                if n not in _INPUTS:
+                    written.append(n)
             output = draw(st.sampled_from([f"h{k}", *written]))
             ops.append(Op.of(kind, inputs, [output]))
             known = [*dict.fromkeys((*known, output))]
         rng = np.random.default_rng(draw(st.integers(0, 99)))
-        blobs = {n: rng.uniform(-1, 1, shape).astype(np.float32) for n, shape in shapes.items()}
+        blobs = {}
+        for n, shape in shapes.items():
+            blobs[n] = rng.uniform(-1, 1, shape).astype(np.float32)
         return Net("drawn", tuple(ops), tuple(shapes), (ops[-1].outputs[0],)), blobs
 
     return drawn()

@@ -22,6 +22,7 @@ from jrnn.nets.lowering import to_jax
 
 X = "x"
 LENGTHS = "lengths"
+Outputs = tuple[Any, Any]  # y and the last state
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Layer:
         gradients: `gradients(params, x, state, dy) -> (dx, dstate)` of a layer that is not JAX's.
     """
 
-    call: Callable[..., tuple[Any, Any]]
+    call: Callable[..., Outputs]
     params: Any
     x: Any
     state: Any = None
@@ -56,7 +57,7 @@ class Layer:
     reset_to: str = "zeros"
     wide_states: bool = False
     in_jax: bool = True
-    gradients: Callable[..., tuple[Any, Any]] | None = None
+    gradients: Callable[..., Outputs] | None = None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -92,7 +93,9 @@ class CellNet:
         )
         last = tuple(s.last for s in run.states)
         rng = np.random.default_rng(seed)
-        weights = {n: rng.standard_normal(p.shape).astype(np.float32) for n, p in b.params.items()}
+        weights = {}
+        for n, p in b.params.items():
+            weights[n] = rng.standard_normal(p.shape).astype(np.float32)
         if state is None:
             state = tuple(
                 rng.standard_normal((batch, s.size)).astype(np.float32) for s in cell.states
@@ -109,7 +112,7 @@ class CellNet:
     def layer(self, xs: Any, key: Any) -> Layer:
         fn = to_jax(self.net, [self.output, *self.last])
 
-        def call(weights: Any, xs: Any, state: Any, lengths: Any) -> tuple[Any, Any]:
+        def call(weights: Any, xs: Any, state: Any, lengths: Any) -> Outputs:
             blobs = fn(
                 {**weights, **dict(zip(self.state_names, state)), X: xs, LENGTHS: lengths}, key=key
             )
@@ -131,7 +134,7 @@ def layer_of(
             f"a cell is a function, a jrnn.nets.cells.Cell or a Layer, was given a {type(cell).__name__}"
         )
 
-    def call(weights: Any, xs: Any, state: Any, lengths: Any) -> tuple[Any, Any]:
+    def call(weights: Any, xs: Any, state: Any, lengths: Any) -> Outputs:
         def step(carry: Any, x: Any) -> Any:
             return cell(carry, x) if params is None else cell(weights, carry, x)
 

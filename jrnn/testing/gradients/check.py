@@ -30,8 +30,8 @@ from jrnn.testing.gradients import compare
 from jrnn.testing.gradients.compare import Effort
 from jrnn.testing.gradients.held import holding, rule_name, stopping_lines
 from jrnn.testing.gradients.kinks import near_kinks
-from jrnn.testing.gradients.report import BlobAgreement, Fault, GradientReport, WrittenFault
-from jrnn.testing.gradients.subject import Subject, function_of, subject_of_net
+from jrnn.testing.gradients.report import BlobAgreement, Fault, GradientReport, WrittenFault, within
+from jrnn.testing.gradients.subject import Subject, function_of, names_of_floats, subject_of_net
 from jrnn.testing.gradients.written import fault_in_backward_step, written_gradients
 
 
@@ -87,11 +87,10 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
         if not s.exact and s.held is None and not _differences_agree(blobs, effort):
             held = holding(s.function, s.point)
             if held is not None:
-                stopped = [
-                    b.name
-                    for b in blobs
-                    if not effort.agrees(replace(b, net_error=None, second_error=None))
-                ]
+                stopped = []
+                for b in blobs:
+                    if not effort.agrees(replace(b, net_error=None, second_error=None)):
+                        stopped.append(b.name)
                 s = replace(s, held=held)
                 blobs, notes = compare.agreements(s, effort)
                 at = ", ".join(lines) or "in a library"
@@ -104,10 +103,8 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
             effort.doing("looking for kinks near the point")
             notes += near_kinks(s.function, s.point)
         of_three = [replace(b, file_error=None) for b in blobs]
-        if not all(effort.agrees(b) for b in of_three):
-            wrong_net = any(
-                b.net_error is not None and not b.net_error <= effort.tolerance for b in blobs
-            )
+        if not all(map(effort.agrees, of_three)):
+            wrong_net = not _net_agrees(blobs, effort)
             if s.no_net is None and (wrong_net or s.held is None):
                 fault = first_fault(s, effort, blobs)
             if fault is None and not s.exact:
@@ -161,13 +158,20 @@ def _that_matter(s: Subject, lines: list[str], names: list[str], effort: Effort)
     def matters(line: str) -> bool:
         moving = replace(s, held=holding(s.function, s.point, moves=line))
         errors = compare.direction_errors(moving, mine, names, max(2, effort.directions))
-        return not all(e <= effort.difference_tolerance for e in errors.values())
+        return not within(errors.values(), effort.difference_tolerance)
 
     return [line for line in lines if matters(line)] or lines
 
 
+def _net_agrees(blobs: Sequence[BlobAgreement], effort: Effort) -> bool:
+    return within([b.net_error for b in blobs], effort.tolerance)
+
+
 def _differences_agree(blobs: Sequence[BlobAgreement], effort: Effort) -> bool:
-    return all(b.agrees or effort.agrees(replace(b, net_error=None)) for b in blobs)
+    for b in blobs:
+        if not (b.agrees or effort.agrees(replace(b, net_error=None))):
+            return False
+    return True
 
 
 # The operator at fault -------------------------------------------------------------------------------------------------
@@ -188,9 +192,7 @@ def first_fault(s: Subject, effort: Effort, blobs: list[BlobAgreement]) -> Fault
 
     None if the gradients of the net itself agree, which happens if the subject's function is not the net.
     """
-    kind = (
-        "net" if any(not (b.net_error or 0.0) <= effort.tolerance for b in blobs) else "difference"
-    )
+    kind = "difference" if _net_agrees(blobs, effort) else "net"
     if not s.exact and not compare.disagree(_suffix(s, 0), effort, kind):
         return None
 
@@ -230,15 +232,17 @@ def _suffix(s: Subject, k: int) -> Subject:
     )
     known = {**s.blobs, **written}
     net = replace(s.net, ops=s.net.ops[k:], external_outputs=())
-    given = {n: known[n] for n in dict.fromkeys((*reads(net), *s.seeds)) if n in known}
+    given = {}
+    for n in dict.fromkeys((*reads(net), *s.seeds)):
+        if n in known:
+            given[n] = known[n]
     net = replace(net, external_inputs=tuple(given))
-    wrt = tuple(n for n, v in given.items() if isinstance(v, np.ndarray) and v.dtype == np.float64)
     seeds = _mixed(s)
     return replace(
         s,
         net=net,
         blobs=given,
-        wrt=wrt,
+        wrt=tuple(names_of_floats(given)),
         seeds=seeds,
         function=function_of(net, seeds, given, s.key),
         written=(),
@@ -274,7 +278,7 @@ def _fault_in_backward_step(w: Wiring, step: Subject, effort: Effort) -> Written
     """The operator of a stored backward step net that is wrong, or None."""
     assert w.backward_step_net is not None
     seeds = _seeds_of_step(w, step)
-    blobs = {**step.blobs, **{name: step.seeds[new][0] for new, name in seeds.items()}}
+    blobs = _with_seeds(step, seeds)
     return fault_in_backward_step(
         step.net, w.backward_step_net, seeds, blobs, step.key, effort.tolerance
     )
@@ -285,7 +289,9 @@ def _step_of(w: Wiring, at: Subject) -> Subject:
     rng = np.random.default_rng(0)
     sequence = at.blobs[w.inputs[0]]
     blobs = {**at.blobs, w.timestep: np.zeros(1, np.int32)}
-    written = {o for op in w.step_net.ops for o in op.outputs}
+    written: set[str] = set()
+    for op in w.step_net.ops:
+        written.update(op.outputs)
     for link in w.links:
         if link.external in w.inputs:
             blobs[link.internal] = at.blobs[link.external][link.offset : link.offset + link.window]
@@ -296,15 +302,15 @@ def _step_of(w: Wiring, at: Subject) -> Subject:
             blobs[link.internal] = (
                 rng.standard_normal(first.shape) if first.dtype == np.float64 else first
             )
-    smooth = {
-        k.internal: None for k in w.links if k.external in w.smooth_states and k.internal in written
-    }
-    ends = (*smooth, *w.collected.values())
+    smooth = []
+    for link in w.links:
+        if link.external in w.smooth_states and link.internal in written:
+            smooth.append(link.internal)
+    ends = (*dict.fromkeys(smooth), *w.collected.values())
     net = replace(w.step_net, external_outputs=ends)
     needed = set(reads(net))
-    return _suffix(
-        subject_of_net(net, {n: v for n, v in blobs.items() if n in needed}, key=at.key), 0
-    )
+    blobs = {name: value for name, value in blobs.items() if name in needed}
+    return _suffix(subject_of_net(net, blobs, key=at.key), 0)
 
 
 def _seeds_of_step(w: Wiring, step: Subject) -> dict[str, str]:
@@ -320,11 +326,18 @@ def _seeds_of_step(w: Wiring, step: Subject) -> dict[str, str]:
     return seeds
 
 
+def _with_seeds(step: Subject, seeds: Mapping[str, str]) -> dict[str, Any]:
+    """The blobs of a step and the gradients of its outputs."""
+    blobs = dict(step.blobs)
+    for output, name in seeds.items():
+        blobs[name] = step.seeds[output][0]
+    return blobs
+
+
 def _stored_gradients(w: Wiring, step: Subject) -> dict[str, Any]:
     """The gradients of references and sequences that the backward step net writes, for the step's own seeds."""
     assert w.backward_step_net is not None
-    seeds = _seeds_of_step(w, step)
-    blobs = {**step.blobs, **{name: step.seeds[new][0] for new, name in seeds.items()}}
+    blobs = _with_seeds(step, _seeds_of_step(w, step))
     run = replace(
         step.net,
         ops=(*step.net.ops, *w.backward_step_net.ops),
@@ -334,12 +347,10 @@ def _stored_gradients(w: Wiring, step: Subject) -> dict[str, Any]:
     got = run_net(run, blobs, key=step.key, wide=True)
     names = dict(zip((w.inputs[k] for k in w.params), w.param_grads))
     inner = {k.external: k.internal for k in w.links}
-    names |= {
-        inner[n]: k.internal
-        for n in w.sequences
-        for k in w.backward_links
-        if k.external == n + "_grad"
-    }
+    for n in w.sequences:
+        for k in w.backward_links:
+            if k.external == n + "_grad":
+                names[inner[n]] = k.internal
     return {n: got[g] for n, g in names.items() if g in got and n in step.wrt}
 
 
@@ -376,16 +387,19 @@ def _fault_in_equations(
     eqn = program.eqns[k]
     at = _function_suffix(program, args, seeds, k, surrogates)
     mine = compare.by_jax(at)
-    where = {n: compare.chosen(np.abs(np.asarray(mine[n])), effort.max_elements) for n in at.wrt}
+    where = {}
+    for n in at.wrt:
+        where[n] = compare.chosen(np.abs(np.asarray(mine[n])), effort.max_elements)
     differences = compare.element_differences(at, where)
-    blobs = [compare.agreement(at, n, mine[n], None, where[n], differences[n]) for n in at.wrt]
+    blobs = []
+    for n in at.wrt:
+        blobs.append(compare.agreement(at, n, mine[n], None, where[n], differences[n]))
     b = max(blobs, key=lambda b: b.difference_error)
     inside = None
     if eqn.primitive.name == "scan":
         env = _before(program, args, k)
-        inside = _fault_in_step_of_scan(
-            eqn, [jnp.asarray(read(env, v)) for v in eqn.invars], effort, surrogates
-        )
+        values = [jnp.asarray(read(env, v)) for v in eqn.invars]
+        inside = _fault_in_step_of_scan(eqn, values, effort, surrogates)
     called = eqn.params.get("name") or rule_name(eqn)
     source = source_of(eqn)
     label = (
@@ -411,17 +425,24 @@ def _function_suffix(
 ) -> Subject:
     """The equations from number k on as a subject without a net."""
     env = _before(program, args, k)
-    atoms = [*(v for eqn in program.eqns[k:] for v in eqn.invars), *program.outvars]
-    names = {
-        f"input {i}": v
-        for i, v in enumerate(dict.fromkeys(v for v in atoms if isinstance(v, Var) and v in env))
-    }
-    blobs = {n: np.asarray(env[v]) for n, v in names.items()}
-    wrt = tuple(n for n, x in blobs.items() if x.dtype == np.float64)
+    atoms: list[Any] = []
+    for eqn in program.eqns[k:]:
+        atoms += eqn.invars
+    atoms += program.outvars
+    names = {}
+    blobs = {}
+    for v in dict.fromkeys(v for v in atoms if isinstance(v, Var) and v in env):
+        name = f"input {len(names)}"
+        names[name] = v
+        blobs[name] = np.asarray(env[v])
+    wrt = tuple(names_of_floats(blobs))
     outputs = {f"output {i}": s for i, s in enumerate(seeds)}
 
     def function(point: Any) -> dict[str, Any]:
-        inner = evaluate(program.eqns[k:], {**env, **{names[n]: x for n, x in point.items()}})
+        known = dict(env)
+        for name, value in point.items():
+            known[names[name]] = value
+        inner = evaluate(program.eqns[k:], known)
         return {y: read(inner, v) for y, v in zip(outputs, program.outvars)}
 
     s = Subject(Net("function"), blobs, wrt, outputs, function, exact=False, surrogates=surrogates)
@@ -435,13 +456,18 @@ def _fault_in_step_of_scan(
     rng = np.random.default_rng(0)
     closed = eqn.params["jaxpr"]
     fixed = sum(scan_counts(eqn.params))
-    values = [v if i < fixed else v[0] for i, v in enumerate(values)]
-    values = [
-        v + 0.1 * rng.standard_normal(v.shape) if v.dtype == np.float64 else v for v in values
-    ]
+    args = []
+    for i, value in enumerate(values):
+        value = value if i < fixed else value[0]
+        if value.dtype == np.float64:
+            value = value + 0.1 * rng.standard_normal(value.shape)
+        args.append(value)
     program = inlined(closed)
-    program = replace(
-        program, outvars=tuple(v for v in program.outvars if v.aval.dtype == np.float64)
-    )
-    seeds = [rng.standard_normal((1, *v.aval.shape)) for v in program.outvars]
-    return _fault_in_equations(program, values, seeds, effort, surrogates)
+    outvars = []
+    seeds = []
+    for v in program.outvars:
+        if v.aval.dtype == np.float64:
+            outvars.append(v)
+            seeds.append(rng.standard_normal((1, *v.aval.shape)))
+    program = replace(program, outvars=tuple(outvars))
+    return _fault_in_equations(program, args, seeds, effort, surrogates)

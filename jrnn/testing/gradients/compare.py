@@ -24,7 +24,7 @@ from jrnn.nets.graph.scope import Workspace, all_names, has_sub_nets, workspace_
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import infer_shapes, run_net, to_jax
 from jrnn.nets.registry import ACCUMULATE
-from jrnn.testing.gradients.report import BlobAgreement
+from jrnn.testing.gradients.report import BlobAgreement, Blobs, within
 from jrnn.testing.gradients.subject import Subject
 from jrnn.testing.gradients.written import WrittenGradients
 
@@ -58,8 +58,8 @@ class Effort:
     def agrees(self, b: BlobAgreement) -> bool:
         """Whether all errors are within their tolerances; a NaN never is."""
         errors = (b.difference_error, b.direction_error, b.second_error)
-        exact = all(e is None or e <= self.tolerance for e in (b.net_error, b.file_error))
-        return exact and all(e is None or e <= self.difference_tolerance for e in errors)
+        exact = within((b.net_error, b.file_error), self.tolerance)
+        return exact and within(errors, self.difference_tolerance)
 
 
 def agreements(
@@ -77,22 +77,27 @@ def agreements(
         notes.append(
             f"there is no net, so JAX's gradient and central differences were compared: {s.no_net}"
         )
-    lost = (
-        [] if s.no_net else [n for n in without_gradient(s) if n in s.optional and np.any(mine[n])]
-    )
+    lost = []
+    if not s.no_net:
+        for name in without_gradient(s):
+            if name in s.optional and np.any(mine[name]):
+                lost.append(name)
     if lost:
         notes.append(
             f"the net has no gradient of {', '.join(lost)}, and JAX has: they were left out"
         )
         s = replace(s, wrt=tuple(n for n in s.wrt if n not in lost))
-    off = {n: mine[n] if theirs is None else mine[n] - theirs[n] for n in s.wrt}
     of_file = {} if written is None else written.gradients
-    for n in set(of_file).intersection(s.wrt):
-        if np.shape(of_file[n]) == np.shape(mine[n])[1:]:
-            off[n] = np.abs(off[n]) + np.abs(mine[n] - of_file[n][None])
-    where = {n: chosen(np.max(np.abs(off[n]), axis=0), effort.max_elements) for n in s.wrt}
+    where = {}
+    large = []
+    for n in s.wrt:
+        off = np.abs(mine[n] if theirs is None else mine[n] - theirs[n])
+        if n in of_file and np.shape(of_file[n]) == np.shape(mine[n])[1:]:
+            off = off + np.abs(mine[n] - of_file[n][None])
+        where[n] = chosen(np.max(off, axis=0), effort.max_elements)
+        if len(where[n]) < np.size(s.blobs[n]):
+            large.append(n)
     differences = element_differences(s, where, effort.doing)
-    large = [n for n in s.wrt if len(where[n]) < np.size(s.blobs[n])]
     effort.doing(f"computing central differences along directions in {len(large)} blobs")
     along = (
         direction_errors(s, mine, large, effort.directions) if effort.directions and large else {}
@@ -104,23 +109,21 @@ def agreements(
         effort.doing("computing second derivatives")
         try:
             twice = second_errors(s)
-        except (
-            NotImplementedError,
-            TypeError,
-            ValueError,
-        ) as e:  # what JAX raises where a rule is missing
+        # What JAX raises where a rule is missing.
+        except (NotImplementedError, TypeError, ValueError) as e:
             notes.append(f"second derivatives were not compared: {str(e).splitlines()[0]}")
-    blobs = [
-        agreement(s, n, mine[n], theirs and theirs[n], where[n], differences[n], of_file.get(n))
-        for n in s.wrt
-    ]
-    absent = [n for n in s.wrt if written is not None and n not in of_file and np.any(mine[n])]
+    blobs = []
+    absent = []
+    for n in s.wrt:
+        by_file = of_file.get(n)
+        b = agreement(s, n, mine[n], theirs and theirs[n], where[n], differences[n], by_file)
+        b = replace(b, direction_error=along.get(n), second_error=twice.get(n))
+        blobs.append(replace(b, agrees=effort.agrees(b)))
+        if written is not None and n not in of_file and np.any(mine[n]):
+            absent.append(n)
     if absent:
         notes.append(f"the file has no gradient of {', '.join(absent)} to compare")
-    blobs = [
-        replace(b, direction_error=along.get(b.name), second_error=twice.get(b.name)) for b in blobs
-    ]
-    return [replace(b, agrees=effort.agrees(b)) for b in blobs], notes
+    return blobs, notes
 
 
 def chosen(off: np.ndarray, most: int) -> np.ndarray:
@@ -160,10 +163,10 @@ def agreement(
     """
     shape = np.shape(by_jax)[1:]
     size = int(np.prod(shape))
-    mine, theirs = (
-        np.asarray(g).reshape(s.rows, size)[:, where]
-        for g in (by_jax, by_jax if by_net is None else by_net)
-    )
+    mine = np.asarray(by_jax).reshape(s.rows, size)[:, where]
+    theirs = mine
+    if by_net is not None:
+        theirs = np.asarray(by_net).reshape(s.rows, size)[:, where]
     scale = scale_of(by_jax)
     off_net = np.abs(mine - theirs) / scale
     off_difference = np.abs(mine - differences) / scale
@@ -186,8 +189,8 @@ def agreement(
     of_file = np.reshape(by_file, (1, size))[:, where] if fits else None
     if of_file is not None:
         off = off + np.abs(mine - of_file) / scale / TOLERANCE
-    row, k = (int(i) for i in np.unravel_index(int(np.argmax(off)), off.shape))
-    worst = tuple(int(i) for i in np.unravel_index(where[k], shape))
+    row, k = map(int, np.unravel_index(int(np.argmax(off)), off.shape))
+    worst = tuple(map(int, np.unravel_index(where[k], shape)))
     values = (
         float(mine[row, k]),
         None if by_net is None else float(theirs[row, k]),
@@ -214,11 +217,13 @@ def disagree(s: Subject, effort: Effort, kind: str) -> bool:
     if kind == "net":
         theirs = by_net(s)
         given = set(s.wrt) - (s.optional.intersection(without_gradient(s)))
-        return not all(net_error(mine[n], theirs[n]) <= effort.tolerance for n in given)
-    along = direction_errors(
-        s, mine, [n for n in s.wrt if np.size(s.blobs[n])], max(2, effort.directions)
-    )
-    return not all(e <= effort.difference_tolerance for e in along.values())
+        for n in given:
+            if not (net_error(mine[n], theirs[n]) <= effort.tolerance):
+                return True
+        return False
+    filled = [n for n in s.wrt if np.size(s.blobs[n])]
+    along = direction_errors(s, mine, filled, max(2, effort.directions))
+    return not within(along.values(), effort.difference_tolerance)
 
 
 # Three ways ------------------------------------------------------------------------------------------------------------
@@ -227,7 +232,7 @@ def disagree(s: Subject, effort: Effort, kind: str) -> bool:
 def by_jax(s: Subject) -> Gradients:
     """JAX's gradient of each blob."""
 
-    def run(point: Mapping[str, Any]) -> Gradients:
+    def run(point: Blobs) -> Gradients:
         _, pull = jax.vjp(lambda p: {y: s.function(p)[y] for y in s.seeds}, point)
         return _each(lambda arriving: pull(arriving)[0], s.seeds)
 
@@ -239,7 +244,7 @@ def by_jax(s: Subject) -> Gradients:
         return jax.jit(lambda point: _pushed(s, point))(s.point)
 
 
-def _pushed(s: Subject, point: Mapping[str, Any]) -> Gradients:
+def _pushed(s: Subject, point: Blobs) -> Gradients:
     """The gradients in forward mode, one element after the other: that of `jax.lax.while_loop` has no other mode."""
     flat, unflatten = ravel_pytree(dict(point))
     value = weighted(replace(s, held=None))
@@ -258,14 +263,17 @@ def by_net(s: Subject) -> Gradients:
     """The gradient of each blob by the operators that `add_gradients` appends; zeros if they compute none."""
     arriving = _arriving(s)
     full, gradients = add_gradients(s.net, arriving)
-    reached = {n: gradients[n] for n in s.wrt if n in gradients}
-    blobs = [b for g in reached.values() for b in (g if isinstance(g, GradientSlice) else (g,))]
-    wanted = dict.fromkeys(
-        b for b in blobs if b not in arriving.values()
-    )  # one may be passed through
+    reached = {}
+    blobs = []
+    for n in s.wrt:
+        if n in gradients:
+            reached[n] = gradients[n]
+            blobs += reached[n] if isinstance(reached[n], GradientSlice) else [reached[n]]
+    # A gradient that arrives may be passed through.
+    wanted = dict.fromkeys(b for b in blobs if b not in arriving.values())
     fn = to_jax(full, wanted, wide=True)
 
-    def one(fn: Callable, point: Mapping[str, Any], seeds: Mapping[str, Any]) -> Gradients:
+    def one(fn: Callable, point: Blobs, seeds: Blobs) -> Gradients:
         given = {arriving[y]: seed for y, seed in seeds.items()}
         got = given | fn({**s.blobs, **point, **given}, key=s.key)
         return {n: _dense(n, reached.get(n), got, point[n]) for n in s.wrt}
@@ -277,13 +285,18 @@ def by_net(s: Subject) -> Gradients:
             raise
     # The number of a loop's trips depends on values: operators run one by one.
     eagerly = partial(run_net, replace(full, external_outputs=tuple(wanted)), wide=True)
-    rows = [one(eagerly, s.point, {y: v[row] for y, v in s.seeds.items()}) for row in range(s.rows)]
+    rows = []
+    for row in range(s.rows):
+        rows.append(one(eagerly, s.point, {y: v[row] for y, v in s.seeds.items()}))
     return jax.tree.map(lambda *parts: np.stack(parts), *rows)
 
 
 def _may_loop(s: Subject) -> bool:
     """Whether there are loops, or branches, whose trips a gradient takes back."""
-    return any(has_sub_nets(op) and workspace_of(op) is Workspace.SHARED for op in s.net.ops)
+    for op in s.net.ops:
+        if has_sub_nets(op) and workspace_of(op) is Workspace.SHARED:
+            return True
+    return False
 
 
 def without_gradient(s: Subject) -> list[str]:
@@ -292,17 +305,16 @@ def without_gradient(s: Subject) -> list[str]:
     return [n for n in s.wrt if n not in gradients]
 
 
-def _each(
-    gradients: Callable[[Mapping[str, Any]], Gradients], seeds: Mapping[str, Any]
-) -> Gradients:
+def _each(gradients: Callable[[Blobs], Gradients], seeds: Blobs) -> Gradients:
     """The gradients of each row of the seeds, one after the other."""
-    arriving = {y: jnp.asarray(v) for y, v in seeds.items()}
+    arriving = jax.tree.map(jnp.asarray, dict(seeds))
     if len(next(iter(seeds.values()))) > 1:
         return jax.lax.map(gradients, arriving)
-    return jax.tree.map(lambda g: g[None], gradients({y: v[0] for y, v in arriving.items()}))
+    first = {y: v[0] for y, v in arriving.items()}
+    return jax.tree.map(lambda gradient: gradient[None], gradients(first))
 
 
-def _dense(name: str, gradient: Any, blobs: Mapping[str, Any], like: Any) -> Any:
+def _dense(name: str, gradient: Any, blobs: Blobs, like: Any) -> Any:
     if gradient is None:
         return jnp.zeros(like.shape)
     array = jnp.asarray(dense(gradient, blobs, like))
@@ -313,17 +325,18 @@ def _dense(name: str, gradient: Any, blobs: Mapping[str, Any], like: Any) -> Any
     return array
 
 
-def weighted(s: Subject) -> Callable[[Mapping[str, Any]], Any]:
+def weighted(s: Subject) -> Callable[[Blobs], Any]:
     """The function of the point whose differences are taken: the outputs, weighted by the seeds, summed: [S]."""
 
     function = s.held or s.function
 
-    def value(point: Mapping[str, Any]) -> Any:
+    def value(point: Blobs) -> Any:
         outputs = function(point)
-        return sum(
-            jnp.sum((seeds * outputs[y][None]).reshape(len(seeds), -1), axis=1)
-            for y, seeds in s.seeds.items()
-        )
+        total = 0
+        for y, seeds in s.seeds.items():
+            products = (seeds * outputs[y][None]).reshape(len(seeds), -1)
+            total += jnp.sum(products, axis=1)
+        return total
 
     return value
 
@@ -335,8 +348,12 @@ def element_differences(
     value = weighted(s)
     flat, unflatten = ravel_pytree(s.point)
     names = sorted(s.wrt)  # the order of ravel_pytree
-    starts = dict(zip(names, np.cumsum([0, *(np.size(s.blobs[n]) for n in names)])))
-    at = np.concatenate([starts[n] + where[n] for n in names]) if names else np.zeros(0, np.int64)
+    start = 0
+    places = [np.zeros(0, np.int64)]
+    for n in names:
+        places.append(start + where[n])
+        start += np.size(s.blobs[n])
+    at = np.concatenate(places)
     steps = STEP * np.maximum(1.0, np.abs(np.asarray(flat)[at]))
 
     # eight elements at a time: a whole batch would hold the net's blobs once for every element
@@ -392,16 +409,16 @@ def second_errors(s: Subject) -> dict[str, float]:
     point = s.point
     towards = {n: rng.standard_normal(v.shape) for n, v in point.items()}
     length = np.sqrt(sum(np.sum(d * d) for d in towards.values()))
-    towards = {n: d * min(1.0, 10.0 / max(length, 1e-300)) for n, d in towards.items()}
+    scale = min(1.0, 10.0 / max(length, 1e-300))
+    towards = {n: direction * scale for n, direction in towards.items()}
     slope = jax.grad(lambda p: jnp.sum(value(p) * rows))
 
-    def along(p: Mapping[str, Any]) -> tuple[Any, Any]:
+    def along(p: Blobs) -> tuple[Any, Any]:
         gradients = slope(p)
         return sum(jnp.sum(gradients[n] * towards[n]) for n in gradients), gradients
 
-    both = jax.jit(
-        jax.grad(along, has_aux=True)
-    )  # one program gives the second derivative and the gradient
+    # One program gives the second derivative and the gradient.
+    both = jax.jit(jax.grad(along, has_aux=True))
     second, _ = both(point)
     differences = central_difference(lambda p: both(p)[1], point, towards, STEP)
     return {n: net_error(by_jax, differences[n]) for n, by_jax in second.items()}
@@ -439,15 +456,15 @@ def inner_errors(s: Subject) -> dict[str, float]:
     by_jax = jax.jit(jax.grad(loss))({g: jnp.zeros(shapes[g].shape) for g in shifts.values()})
     arriving = _arriving(s)
     full, gradients = add_gradients(s.net, arriving)
-    dense = {
-        n: gradients[n]
-        for n in first
-        if n in gradients and not isinstance(gradients[n], GradientSlice)
-    }
-    fn = to_jax(
-        full, dict.fromkeys(g for g in dense.values() if g not in arriving.values()), wide=True
-    )
-    given = {**s.blobs, **{arriving[y]: seeds[0] for y, seeds in s.seeds.items()}}
+    dense = {}
+    for n in first:
+        if n in gradients and not isinstance(gradients[n], GradientSlice):
+            dense[n] = gradients[n]
+    wanted = dict.fromkeys(g for g in dense.values() if g not in arriving.values())
+    fn = to_jax(full, wanted, wide=True)
+    given = dict(s.blobs)
+    for y, seeds in s.seeds.items():
+        given[arriving[y]] = seeds[0]
     floats = {n: v for n, v in given.items() if getattr(v, "dtype", None) == np.float64}
     try:
         by_net = given | jax.jit(lambda floats: fn({**given, **floats}, key=s.key))(floats)

@@ -7,6 +7,7 @@ base's at both. Of a function with a surrogate gradient, the moved value is the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -73,8 +74,11 @@ def holding(
     known = list(outputs)
 
     def held(point: Mapping[str, Any]) -> dict[str, Any]:
-        pairs = zip(values, (point[n] for n in names))
-        return dict(zip(known, (moved for _, moved in _called(program, pairs, what))))
+        pairs = zip(values, [point[n] for n in names], strict=True)
+        results = {}
+        for name, (_, moved) in zip(known, _called(program, pairs, what), strict=True):
+            results[name] = moved
+        return results
 
     return held
 
@@ -82,8 +86,10 @@ def holding(
 def stopping_lines(function: Callable, base: Mapping[str, Any]) -> list[str]:
     """The user's lines at which a function stops gradients."""
     jaxpr = jax.make_jaxpr(function)(base)
-    lines = (source_of(eqn) for eqn in all_equations(jaxpr.jaxpr) if eqn.primitive.name == STOP)
-    return list(dict.fromkeys(line for line in lines if line))
+    lines = dict.fromkeys(
+        source_of(eqn) for eqn in all_equations(jaxpr.jaxpr) if eqn.primitive.name == STOP
+    )
+    return list(filter(None, lines))
 
 
 def rule_name(eqn: Eqn) -> str:
@@ -99,7 +105,11 @@ def rule_name(eqn: Eqn) -> str:
 def _stops(eqn: Eqn, held: HeldValues) -> bool:
     if held.stops(eqn) or rule_name(eqn) in held.surrogates:
         return True
-    return any(_stops(inner, held) for jaxpr in sub_jaxprs(eqn) for inner in jaxpr.eqns)
+    for jaxpr in sub_jaxprs(eqn):
+        for inner in jaxpr.eqns:
+            if _stops(inner, held):
+                return True
+    return False
 
 
 Pair = tuple[Any, Any]  # a value at the base, and at the moved point
@@ -109,6 +119,10 @@ def _called(program: Any, pairs: Iterable[Pair], held: HeldValues) -> list[Pair]
     return interpreted(
         program, pairs, lambda eqn, pairs: _results(eqn, pairs, held), lambda v: (v, v)
     )
+
+
+def _called_on(program: Any, held: HeldValues, *pairs: Pair) -> list[Pair]:
+    return _called(program, pairs, held)
 
 
 def _results(eqn: Eqn, pairs: list[Pair], held: HeldValues) -> list[Pair]:
@@ -124,7 +138,9 @@ def _results(eqn: Eqn, pairs: list[Pair], held: HeldValues) -> list[Pair]:
         return _scan(eqn, pairs, held)
     if eqn.primitive.name == "cond":
         index = pairs[0][1]
-        branches = [lambda *rest, b=b: _called(b, list(rest), held) for b in eqn.params["branches"]]
+        branches = []
+        for branch in eqn.params["branches"]:
+            branches.append(functools.partial(_called_on, branch, held))
         return jax.lax.switch(index, branches, *pairs[1:])
     body = body_of(eqn)
     if body is None:  # a loop of unknown length: what it stops moves

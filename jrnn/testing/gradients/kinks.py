@@ -36,10 +36,11 @@ def near_kinks(function: Callable, point: Mapping[str, Any], most: int = 3) -> l
         where = f"{name}{f' ({source})' if source else ''}"
         least[where] = min(least.get(where, np.inf), distance)
     nearest = sorted((d, where) for where, d in least.items() if d <= NEAR)[:most]
-    return [
-        f"{w.partition(' ')[0]} has an argument {d:.1e} away from its kink{w[len(w.partition(' ')[0]) :]}"
-        for d, w in nearest
-    ]
+    described = []
+    for distance, where in nearest:
+        name, space, source = where.partition(" ")
+        described.append(f"{name} has an argument {distance:.1e} away from its kink{space}{source}")
+    return described
 
 
 def _results(eqn: Eqn, args: list[Any], distances: list[tuple[Eqn, float]]) -> Sequence[Any]:

@@ -64,25 +64,26 @@ def subject_of_function(
         package = converted.package
         names = [leaf.name for leaf in call.leaves if leaf.is_param] + list(package.input_names)
         results = list(package.output_names)
-    values = {
-        n: v
-        for n, leaf in zip(names, call.leaves, strict=True)
-        for n, v in _parts(n, as_float64(leaf.value))
-    }
-    fixed = {n: v for n, v in values.items() if v.dtype != np.float64}
-    point = {n: v for n, v in values.items() if n not in fixed}
+    values = {}
+    for name, leaf in zip(names, call.leaves, strict=True):
+        values.update(_parts(name, as_float64(leaf.value)))
+    fixed = {}
+    point = {}
+    for name, value in values.items():
+        if value.dtype == np.float64:
+            point[name] = value
+        else:
+            fixed[name] = value
 
     def function(point: Mapping[str, Any]) -> dict[str, Any]:
-        given = {**{n: jnp.asarray(v) for n, v in fixed.items()}, **point}
-        tree = call.run([_joined(n, given) for n in names])
-        ends = results or _distinct(
-            [path_of("output", path) for path, _ in tree_flatten_with_path(tree)[0]]
-        )
-        return {
-            n: v
-            for n, leaf in zip(ends, jax.tree.leaves(tree), strict=True)
-            for n, v in _parts(n, leaf)
-        }
+        given = jax.tree.map(jnp.asarray, fixed) | dict(point)
+        tree = call.run([_joined(name, given) for name in names])
+        leaves = tree_flatten_with_path(tree)[0]
+        ends = results or _distinct([path_of("output", path) for path, _ in leaves])
+        outputs: dict[str, Any] = {}
+        for end, (_, leaf) in zip(ends, leaves, strict=True):
+            outputs.update(_parts(end, leaf))
+        return outputs
 
     try:
         shapes = jax.eval_shape(function, point)
@@ -92,7 +93,12 @@ def subject_of_function(
             "follow those of the arguments, as in jnp.zeros(n, x.dtype)"
         ) from e
     seeds = seeds_of(call.name, shapes, point)
-    smooth = lambda p: {y: v for y, v in function(p).items() if y in seeds}  # noqa: E731
+
+    def smooth(point: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs that have a gradient."""
+        outputs = function(point)
+        return {y: outputs[y] for y in outputs if y in seeds}
+
     reason = converted if isinstance(converted, str) else _missing_gradient(converted, seeds)
     s = Subject(Net(call.name), values, tuple(point), seeds, smooth, exact=False, no_net=reason)
     if surrogates:
@@ -155,19 +161,18 @@ def _parts(name: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _joined(name: str, values: Mapping[str, Any]) -> Any:
-    return (
-        values[name]
-        if name in values
-        else jax.lax.complex(values[f"{name}/real"], values[f"{name}/imag"])
-    )
+    if name in values:
+        return values[name]
+    return jax.lax.complex(values[f"{name}/real"], values[f"{name}/imag"])
 
 
 def _without_constants(net: Net) -> tuple[Net, dict[str, Any]]:
     """The net without the operators that fill floats, and the float32 values that these fill."""
     constants = run_net(Net("constants", tuple(op for op in net.ops if not op.inputs)), {})
-    floats = {
-        n: v for n, v in constants.items() if isinstance(v, np.ndarray) and v.dtype.kind == "f"
-    }
+    floats = {}
+    for n, v in constants.items():
+        if isinstance(v, np.ndarray) and v.dtype.kind == "f":
+            floats[n] = v
     return replace(
         net, ops=tuple(op for op in net.ops if op.inputs or not floats.keys() >= set(op.outputs))
     ), floats
@@ -276,9 +281,10 @@ def unrolled(run: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], A
 def _is_scan_of_loops(eqn: Eqn) -> bool:
     if eqn.primitive.name != "scan" or eqn.params["length"] > MOST_STEPS:
         return False
-    return any(
-        inner.primitive.name == "while" for inner in all_equations(jaxpr_of(eqn.params["jaxpr"]))
-    )
+    for inner in all_equations(jaxpr_of(eqn.params["jaxpr"])):
+        if inner.primitive.name == "while":
+            return True
+    return False
 
 
 def _evaluated(closed: Any, args: Sequence[Any]) -> list[Any]:
@@ -305,4 +311,4 @@ def _step_by_step(eqn: Eqn, values: Sequence[Any]) -> list[Any]:
     for t in order:
         outs = _evaluated(p["jaxpr"], [*consts, *carry, *(stack[t] for stack in stacks)])
         carry, rows[t] = outs[:count], outs[count:]
-    return [*carry, *(jnp.stack(parts) for parts in zip(*(rows[t] for t in range(p["length"]))))]
+    return [*carry, *map(jnp.stack, zip(*(rows[t] for t in range(p["length"]))))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -32,6 +32,9 @@ th:first-child, td:first-child {{ text-align: left; font-family: ui-monospace, m
 .agrees {{ background: {_GOOD} }} .near {{ background: {_NEAR} }} .disagrees {{ background: {_BAD} }}
 .key span {{ padding: .1rem .6rem; border-radius: .7rem; margin-right: .6rem }}
 """
+
+
+Blobs = Mapping[str, Any]  # arrays by name
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,14 @@ class BlobAgreement:
 
 
 _UNSAFE = "JAX's is not finite: give the branch that jnp.where does not take a safe argument"
+
+
+def within(errors: Iterable[float | None], tolerance: float) -> bool:
+    """Whether no error is above the tolerance, or NaN; None is an error that was not computed."""
+    for error in errors:
+        if error is not None and not error <= tolerance:
+            return False
+    return True
 
 
 def _near(a: float | None, b: float | None, among: tuple[float | None, ...]) -> bool:
@@ -160,7 +171,8 @@ class Fault:
             )
         if not math.isfinite(by_jax) and math.isfinite(difference):
             return _UNSAFE
-        jax_agrees, net_agrees = (_near(v, difference, self.values) for v in (by_jax, by_net))
+        jax_agrees = _near(by_jax, difference, self.values)
+        net_agrees = _near(by_net, difference, self.values)
         if jax_agrees != net_agrees:
             return "the net's is wrong" if jax_agrees else "JAX's is wrong"
         if not _near(by_jax, by_net, self.values):
@@ -208,9 +220,8 @@ class GradientReport:
         """The largest error of a blob relative to its tolerance; above 1 it disagrees."""
         errors = (b.difference_error, b.direction_error, b.second_error)
         shares = [e / self.difference_tolerance for e in errors if e is not None]
-        exact = [b.net_error, b.file_error]
-        shares += [e / self.tolerance for e in exact if e is not None]
-        return math.inf if any(math.isnan(e) for e in shares) else max(shares)
+        shares += [e / self.tolerance for e in (b.net_error, b.file_error) if e is not None]
+        return math.inf if any(map(math.isnan, shares)) else max(shares)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as values of JSON; numbers that are not finite become text."""
@@ -220,7 +231,7 @@ class GradientReport:
             "verdict": self.verdict(),
             "conclusion": self.conclusion(),
         }
-        return {name: _plain(value) for name, value in fields.items()}
+        return _plain(fields)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """The heads of the columns, and a row of cells for each blob, the worst first; see `docs/checking.md`."""
@@ -230,11 +241,9 @@ class GradientReport:
             "directional": "direction_error",
             "2nd derivative": "second_error",
         }
-        errors |= {
-            head: name
-            for head, name in more.items()
-            if any(getattr(b, name) is not None for b in self.blobs)
-        }
+        for head, name in more.items():
+            if any(getattr(b, name) is not None for b in self.blobs):
+                errors[head] = name
         is_written = any(b.file_error is not None for b in self.blobs)
         heads = [
             "blob",
@@ -251,13 +260,9 @@ class GradientReport:
         for b in self.worst:
             numbers = [getattr(b, name) for name in errors.values()]
             at = f"{b.of} by {list(b.worst)}" if b.of else str(list(b.worst))
-            row = [b.name, str(list(b.shape)), *("-" if e is None else f"{e:.1e}" for e in numbers)]
+            row = [b.name, str(list(b.shape)), *_cells(numbers, ".1e")]
             values = (*b.values, b.file_value) if is_written else b.values
-            row += [
-                *("-" if v is None else f"{v:.6g}" for v in values),
-                at,
-                "agrees" if b.agrees else "DISAGREES",
-            ]
+            row += [*_cells(values, ".6g"), at, "agrees" if b.agrees else "DISAGREES"]
             rows.append(row[: len(heads)])
         return heads, rows
 
@@ -266,11 +271,9 @@ class GradientReport:
         if not self.agrees:
             return "the gradients DISAGREE"
         cautions = self.cautions()
-        return (
-            f"the gradients agree, but {', and '.join(cautions)}"
-            if cautions
-            else "the gradients agree"
-        )
+        if cautions:
+            return f"the gradients agree, but {', and '.join(cautions)}"
+        return "the gradients agree"
 
     def cautions(self) -> list[str]:
         """Which gradients `stop_gradient` cuts off or changes, and which others are zero for all elements."""
@@ -284,11 +287,10 @@ class GradientReport:
         ] * bool(changed)
         cautions = [f"{at} {' and '.join(said)}"] * bool(said)
         if alone:
-            there = (
-                f" (stop_gradient is called at {', '.join(self.stops)})"
-                if self.stops and not said
-                else ""
-            )
+            if self.stops and not said:
+                there = f" (stop_gradient is called at {', '.join(self.stops)})"
+            else:
+                there = ""
             cautions.append(f"the gradient of {alone} is zero for all elements{there}")
         return cautions
 
@@ -297,7 +299,7 @@ class GradientReport:
         errors = [b.file_error for b in self.blobs if b.file_error is not None]
         if not errors and not isinstance(self.fault, WrittenFault):
             return self._of_three()
-        agrees = all(e <= self.tolerance for e in errors)
+        agrees = within(errors, self.tolerance)
         if agrees and not isinstance(self.fault, WrittenFault):
             return f"{self._of_three()}; so do the gradient operators in the file"
         return f"{self._of_three()}; the gradient operators in the file do not"
@@ -306,42 +308,41 @@ class GradientReport:
         """Which of JAX's gradient, the net's and central differences agree."""
         if not self.blobs:
             return "no gradient was compared"
-        errors = [
-            e
-            for b in self.blobs
-            for e in (b.difference_error, b.direction_error, b.second_error)
-            if e is not None
-        ]
-        differences = all(e <= self.difference_tolerance for e in errors)
-        if all(b.net_error is None for b in self.blobs):
+        errors = []
+        for b in self.blobs:
+            errors += [b.difference_error, b.direction_error, b.second_error]
+        differences = within(errors, self.difference_tolerance)
+        net_errors = [b.net_error for b in self.blobs]
+        if net_errors.count(None) == len(net_errors):
             return f"JAX's gradient and central differences {'' if differences else 'dis'}agree; there is no net"
-        net = all(b.net_error is not None and b.net_error <= self.tolerance for b in self.blobs)
+        net = None not in net_errors and within(net_errors, self.tolerance)
         if net and differences:
             return "JAX's gradient, the net's and central differences agree"
         if net or differences:
-            agrees, other = (
-                ("the net's", "central differences do")
-                if net
-                else ("central differences", "the net's does")
-            )
+            if net:
+                agrees, other = ("the net's", "central differences do")
+            else:
+                agrees, other = ("central differences", "the net's does")
             return f"JAX's gradient and {agrees} agree; {other} not"
-        together = all(
-            _near(b.values[1], b.values[2], b.values) for b in self.blobs if not b.agrees
-        )
-        return (
-            "the net's gradient and central differences agree; JAX's does not"
-            if together
-            else "no two gradients agree"
-        )
+        for b in self.blobs:
+            if not b.agrees and not _near(b.values[1], b.values[2], b.values):
+                return "no two gradients agree"
+        return "the net's gradient and central differences agree; JAX's does not"
 
     def __str__(self) -> str:
         heads, rows = self.table()
         widths = [max(map(len, column)) for column in zip(heads, *rows)]
-        lines = [
-            "  ".join(f"{c:<{w}}" for c, w in zip(row, widths)).rstrip() for row in (heads, *rows)
-        ]
+        lines = []
+        for row in (heads, *rows):
+            cells = map(str.ljust, row, widths)
+            lines.append("  ".join(cells).rstrip())
         fault = [] if self.fault is None else [f"first fault: {self.fault}"]
         return "\n".join([self.conclusion(), *lines, *self.notes, self.verdict(), *fault])
+
+
+def _cells(numbers: Iterable[float | None], digits: str) -> list[str]:
+    """Numbers as text, "-" where there is none."""
+    return ["-" if number is None else format(number, digits) for number in numbers]
 
 
 def table_of(report: GradientReport) -> Table:
@@ -362,7 +363,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return list(map(_plain, value))
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
@@ -402,15 +403,17 @@ def page(report: GradientReport, net: Net) -> str:
 
 def marks(report: GradientReport) -> dict[str, tuple[str, str]]:
     """For each blob that was compared, its color in the picture and its largest error relative to the tolerance."""
-    strains = {
-        name: e / report.tolerance if math.isfinite(e) else math.inf
-        for name, e in report.inner.items()
-    }
-    strains |= {b.name: report.strain(b) for b in report.blobs}
+    strains = {}
+    for name, e in report.inner.items():
+        strains[name] = e / report.tolerance if math.isfinite(e) else math.inf
+    for b in report.blobs:
+        strains[b.name] = report.strain(b)
     colors = {"agrees": _GOOD, "near": _NEAR, "disagrees": _BAD}
-    return {
-        n: (colors[_class(s)], f"{_class(s)}, {s:.1e} of the tolerance") for n, s in strains.items()
-    }
+    marked = {}
+    for name, strain in strains.items():
+        verdict = _class(strain)
+        marked[name] = (colors[verdict], f"{verdict}, {strain:.1e} of the tolerance")
+    return marked
 
 
 def _class(strain: float) -> str:
@@ -418,11 +421,10 @@ def _class(strain: float) -> str:
 
 
 def _how(report: GradientReport) -> str:
-    of = (
-        f"the loss {report.loss:.10g}"
-        if report.loss is not None
-        else f"outputs {', '.join(report.outputs)}"
-    )
+    if report.loss is not None:
+        of = f"the loss {report.loss:.10g}"
+    else:
+        of = f"outputs {', '.join(report.outputs)}"
     return escape(
         f"Of {of}, in float64: JAX's gradient, that of the generated backward net, and central differences. Errors are the "
         "largest absolute ones, relative to the gradient's largest element if that is above 1. Tolerances: "
@@ -430,11 +432,13 @@ def _how(report: GradientReport) -> str:
     )
 
 
+def _html_cells(tag: str, texts: Iterable[str]) -> str:
+    return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
+
+
 def _table(report: GradientReport) -> str:
     heads, rows = report.table()
-    lines = [f"<tr>{''.join(f'<th>{h}</th>' for h in heads)}</tr>"]
+    lines = [f"<tr>{_html_cells('th', heads)}</tr>"]
     for b, row in zip(report.worst[:_WORST], rows):
-        lines.append(
-            f'<tr class="{_class(report.strain(b))}">{"".join(f"<td>{escape(c)}</td>" for c in row)}</tr>'
-        )
+        lines.append(f'<tr class="{_class(report.strain(b))}">{_html_cells("td", row)}</tr>')
     return f'<table id="worst">{"".join(lines)}</table>'

@@ -5,6 +5,7 @@ Shapes: S gradients that arrive at an output: 1 for a loss, the number of elemen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from jrnn.convert.package import outputs_of
 from jrnn.errors import GradientError, near
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import to_jax, without_sources
+from jrnn.testing.gradients.report import Blobs
 from jrnn.testing.gradients.written import backward_part, seeds_in
 
 SMALL = 4096  # elements up to which a Jacobian is compared whole
@@ -43,15 +45,15 @@ class Subject:
     """
 
     net: Net
-    blobs: Mapping[str, Any]
+    blobs: Blobs
     wrt: tuple[str, ...]
     seeds: Mapping[str, np.ndarray]
-    function: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    function: Callable[[Blobs], Blobs]
     key: Any = None
     optional: frozenset[str] = frozenset()
     exact: bool = True
     no_net: str | None = None
-    held: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    held: Callable[[Blobs], Blobs] | None = None
     surrogates: tuple[str, ...] = ()
     written: tuple[Op, ...] = ()
 
@@ -70,13 +72,13 @@ class Subject:
             return ""
         for name, seeds in self.seeds.items():
             if seeds[row].any():
-                return f"{name}{[int(i) for i in np.argwhere(seeds[row])[0]]}"
+                return f"{name}{list(map(int, np.argwhere(seeds[row])[0]))}"
         raise AssertionError("a row of a Jacobian without an element")
 
 
 def subject_of_net(
     net: Net,
-    blobs: Mapping[str, Any],
+    blobs: Blobs,
     loss: str | None = None,
     *,
     wrt: Iterable[str] | None = None,
@@ -97,8 +99,10 @@ def subject_of_net(
         net = replace(net, external_outputs=())
     net = without_sources(replace(net, ops=forward), blobs)
     given = {n: as_float64(v) for n, v in blobs.items()}
-    read = {i for op in net.ops for i in op.inputs}
-    floating = [n for n, v in given.items() if v.dtype == np.float64]
+    read: set[str] = set()
+    for op in net.ops:
+        read.update(op.inputs)
+    floating = names_of_floats(given)
     for name in wrt or ():
         if name not in floating:
             raise GradientError(
@@ -121,22 +125,24 @@ def subject_of_net(
     return Subject(net, given, names, seeds, function, key, optional, written=written)
 
 
-def function_of(net: Net, outputs: Iterable[str], given: Mapping[str, Any], key: Any) -> Callable:
+def names_of_floats(blobs: Blobs) -> list[str]:
+    """The names of the arrays of float64."""
+    return [n for n, v in blobs.items() if isinstance(v, np.ndarray) and v.dtype == np.float64]
+
+
+def function_of(net: Net, outputs: Iterable[str], given: Blobs, key: Any) -> Callable:
     """The net as a function of some of its blobs; the others are in `given`."""
     run = to_jax(net, outputs, wide=True)
     return lambda point: run({**given, **point}, key=key)
 
 
-def seeds_of(
-    name: str, outputs: Mapping[str, Any], point: Mapping[str, Any]
-) -> dict[str, np.ndarray]:
+def seeds_of(name: str, outputs: Blobs, point: Blobs) -> dict[str, np.ndarray]:
     """The gradients that arrive at outputs of these shapes: the rows of an identity, or random ones if it is large."""
-    smooth = {
-        y: s.shape
-        for y, s in outputs.items()
-        if hasattr(s, "dtype") and jnp.issubdtype(s.dtype, jnp.floating)
-    }
-    sizes = [int(np.prod(shape)) for shape in smooth.values()]
+    smooth = {}
+    for y, s in outputs.items():
+        if hasattr(s, "dtype") and jnp.issubdtype(s.dtype, jnp.floating):
+            smooth[y] = s.shape
+    sizes = list(map(math.prod, smooth.values()))
     total = sum(sizes)
     if not total:
         given = (
@@ -145,11 +151,14 @@ def seeds_of(
         raise GradientError(
             f"{name!r} has no output of floating point numbers to differentiate; {given}"
         )
-    if total * sum(np.size(v) for v in point.values()) > SMALL:
+    if total * sum(map(np.size, point.values())) > SMALL:
         rng = np.random.default_rng(0)
         return {y: rng.standard_normal((1, *shape)) for y, shape in smooth.items()}
     parts = np.split(np.eye(total), np.cumsum(sizes)[:-1], axis=1)
-    return {y: part.reshape(total, *shape) for (y, shape), part in zip(smooth.items(), parts)}
+    seeds = {}
+    for (y, shape), part in zip(smooth.items(), parts, strict=True):
+        seeds[y] = part.reshape(total, *shape)
+    return seeds
 
 
 def as_float64(value: Any) -> Any:

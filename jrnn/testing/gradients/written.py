@@ -21,7 +21,7 @@ from jrnn.nets.gradient_maker import Gradient, GradientSlice, names_of
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import Context, LoweringOptions, execute
 from jrnn.nets.schedule import schedule
-from jrnn.testing.gradients.report import WrittenFault
+from jrnn.testing.gradients.report import Blobs, WrittenFault
 
 _NET = "written"  # of one operator that is run
 SEED = "_autogen_grad"  # the end of the name of a loss's gradient
@@ -46,7 +46,10 @@ def backward_part(net: Net, losses: Iterable[str]) -> tuple[tuple[Op, ...], tupl
     What follows, such as the updates of weights, is no part of the gradient.
     """
     seeds = seeds_in(net)
-    places = [seeds[y] for y in losses if y in seeds]
+    places = []
+    for y in losses:
+        if y in seeds:
+            places.append(seeds[y])
     if not places:
         return net.ops, ()
     first = min(places)
@@ -86,7 +89,7 @@ class _Run:
 
     ops: tuple[Op, ...]
     values: tuple[tuple[Any, ...] | str, ...]
-    last: Mapping[str, Any]
+    last: Blobs
 
     def of(self, gradient: Gradient | None, like: Any) -> np.ndarray | None:
         """A gradient as an array, or None without one."""
@@ -97,7 +100,7 @@ class _Run:
         return np.asarray(dense(gradient, self.last, like))
 
 
-def _run(ops: Sequence[Op], blobs: Mapping[str, Any], key: Any, zero: Iterable[str] = ()) -> _Run:
+def _run(ops: Sequence[Op], blobs: Blobs, key: Any, zero: Iterable[str] = ()) -> _Run:
     """Runs operators one by one; those that fail write nothing. Outputs in `zero` are made zeros."""
     context = Context(LoweringOptions(wide=True), key, eager=True)
     env = dict(blobs)
@@ -120,7 +123,7 @@ def written_gradients(
     net: Net,
     ops: tuple[Op, ...],
     losses: Sequence[str],
-    blobs: Mapping[str, Any],
+    blobs: Blobs,
     key: Any,
     tolerance: float,
 ) -> WrittenGradients:
@@ -139,7 +142,10 @@ def written_gradients(
         net.ops, dict.fromkeys(losses), net.name, external=net.external_inputs
     )
     reference = _run(generated.ops, _run(generated.forward, blobs, key).last, key)
-    others = [y + SEED for y in seeds_in(replace(net, ops=net.ops + ops)) if y not in losses]
+    others = []
+    for y in seeds_in(replace(net, ops=net.ops + ops)):
+        if y not in losses:
+            others.append(y + SEED)
     own = _run(ops, forward, key, zero=others)
     pairs = _aligned(own.ops, reference.ops)
     names = _names_in_file(own.ops, reference.ops, pairs)
@@ -263,7 +269,7 @@ def _fault_of(where: str, op: Op, name: str, value: Any, right: Any, other: Op) 
         shapes = f"it has shape {list(np.shape(value))}, not {list(np.shape(right))}"
         return WrittenFault(where, op.type, name, (), None, expected or shapes)
     off = np.nan_to_num(np.abs(np.asarray(value) - np.asarray(right)), nan=np.inf)
-    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(off)), off.shape))
+    index = tuple(map(int, np.unravel_index(int(np.argmax(off)), off.shape)))
     values = (float(np.asarray(value)[index]), float(np.asarray(right)[index]))
     return WrittenFault(where, op.type, name, index, values, expected)
 
@@ -272,7 +278,7 @@ def fault_in_backward_step(
     step: Net,
     backward: Net,
     seeds: Mapping[str, str],
-    blobs: Mapping[str, Any],
+    blobs: Blobs,
     key: Any,
     tolerance: float,
 ) -> WrittenFault | None:
