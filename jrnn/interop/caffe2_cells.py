@@ -73,8 +73,9 @@ def from_caffe2(
                 raise ConversionError(
                     f"caffe2 {kind}: forget_bias is {forget_bias}, but only an LSTM has one"
                 )
-            shift = np.repeat([forget_bias * (gate == "f") for gate in order], weight_hh.shape[1])
-            bias_ih = bias_ih + shift.astype(bias_ih.dtype)
+            shift = np.zeros((len(order), weight_hh.shape[1]), bias_ih.dtype)
+            shift[order.index("f")] = forget_bias
+            bias_ih = bias_ih + shift.reshape(-1)
         cell = CellArrays(weight_ih, weight_hh, bias_ih, np.concatenate(biases))
         params |= from_system("caffe2", kind, cell, f"_l{layer}")
     return params
@@ -107,7 +108,8 @@ def _names(kind: str, scope: str, layer: int, num_layers: int) -> list[str]:
     order = convention("caffe2", kind).order
     hidden = [_GRU_BLOBS[gate] for gate in order] if kind == "GRU" else ["gates_t"]
     products = [f"{scope if layer == 0 else inner}/i2h", *(f"{inner}/{name}" for name in hidden)]
-    return [f"{product}_{part}" for part in "wb" for product in products]
+    weights = [f"{product}_w" for product in products]
+    return weights + [f"{product}_b" for product in products]
 
 
 def _find(blobs: Mapping[str, Any], name: str, kind: str) -> np.ndarray:

@@ -48,9 +48,8 @@ class CellArrays(NamedTuple):
     def biases(self) -> tuple[np.ndarray, np.ndarray]:
         """Both biases, or zeros; only for systems whose matrices are not transposed."""
         zeros = np.zeros(self.weight_hh.shape[0], self.weight_hh.dtype)
-        of_input, of_hidden = (
-            zeros if bias is None else bias for bias in (self.bias_ih, self.bias_hh)
-        )
+        of_input = zeros if self.bias_ih is None else self.bias_ih
+        of_hidden = zeros if self.bias_hh is None else self.bias_hh
         return of_input, of_hidden
 
 
@@ -95,18 +94,17 @@ def to_system(system: str, kind: str, params: Mapping[str, Any], suffix: str = "
             raise ConversionError(
                 f"{system} {kind}: the parameters lack {name + suffix!r}; they are {sorted(params)}"
             )
-    given = {
-        name: np.asarray(params[name + suffix])
-        for name in CellArrays._fields
-        if name + suffix in params
-    }
-    _check(system, kind, CellArrays(**given), len(source.order), source.transposed)
+    given = {}
     arrays = {}
-    for name, array in given.items():
+    for field in CellArrays._fields:
+        if field + suffix in params:
+            given[field] = np.asarray(params[field + suffix])
+    _check(system, kind, CellArrays(**given), len(source.order), source.transposed)
+    for field, array in given.items():
         turned = reorder(array, source.order, row.order)
-        arrays[name] = (
-            np.ascontiguousarray(turned.T) if row.transposed and turned.ndim == 2 else turned
-        )
+        if row.transposed and turned.ndim == 2:
+            turned = np.ascontiguousarray(turned.T)
+        arrays[field] = turned
     cell = CellArrays(**arrays)
     if cell.bias_ih is None and cell.bias_hh is None:
         return cell
@@ -129,7 +127,10 @@ def to_system(system: str, kind: str, params: Mapping[str, Any], suffix: str = "
 
 def suffixes(params: Mapping[str, Any]) -> list[str]:
     """Returns the suffix of every direction of every layer: `_l0`, `_l0_reverse`, `_l1`, ..."""
-    endings = [name.removeprefix("weight_ih") for name in params if name.startswith("weight_ih")]
+    endings = []
+    for name in params:
+        if name.startswith("weight_ih"):
+            endings.append(name.removeprefix("weight_ih"))
     if not endings:
         raise ConversionError(
             f"these are not a recurrent stack's parameters: no weight_ih_l0 in {sorted(params)}"
@@ -142,9 +143,10 @@ def suffixes(params: Mapping[str, Any]) -> list[str]:
 
 def suffixes_of_layer(system: str, kind: str, params: Mapping[str, Any], layer: int) -> list[str]:
     """Returns the suffix of each direction of one layer; raises ConversionError if there is no such layer."""
-    of_layer = [
-        suffix for suffix in suffixes(params) if suffix.removesuffix("_reverse") == f"_l{layer}"
-    ]
+    of_layer = []
+    for suffix in suffixes(params):
+        if suffix.removesuffix("_reverse") == f"_l{layer}":
+            of_layer.append(suffix)
     if not of_layer:
         raise ConversionError(
             f"{system} {kind}: the parameters have no layer {layer}; they are {sorted(params)}"
@@ -163,12 +165,11 @@ def one_direction(system: str, kind: str, params: Mapping[str, Any]) -> list[str
 
 
 def _check(system: str, kind: str, cell: CellArrays, gates: int, transposed: bool) -> None:
-    shapes = [tuple(array.shape[::-1]) if transposed else tuple(array.shape) for array in cell[:2]]
-    if (
-        any(len(shape) != 2 for shape in shapes)
-        or shapes[0][0] != shapes[1][0]
-        or shapes[1][0] != gates * shapes[1][1]
-    ):
+    shapes = []
+    for array in cell[:2]:
+        shapes.append(tuple(array.shape[::-1]) if transposed else tuple(array.shape))
+    are_matrices = list(map(len, shapes)) == [2, 2]
+    if not are_matrices or shapes[0][0] != shapes[1][0] or shapes[1][0] != gates * shapes[1][1]:
         rows = f"{gates} H" if gates > 1 else "H"
         wanted = (
             (f"[D, {rows}]", f"[H, {rows}]") if transposed else (f"[{rows}, D]", f"[{rows}, H]")

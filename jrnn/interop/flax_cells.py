@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -40,15 +40,23 @@ def from_flax(cell: Any, suffix: str = "_l0") -> Params:
     if isinstance(cell, nnx.LSTMCell):
         of_input = _dense(cell, "i")
         of_hidden = _dense(cell, "h")
+        kernels_ih = [np.asarray(dense.kernel[...]) for dense in of_input]
+        kernels_hh = []
+        biases = []
+        for dense in of_hidden:
+            kernels_hh.append(np.asarray(dense.kernel[...]))
+            biases.append(np.asarray(dense.bias[...]))
         arrays = CellArrays(
-            np.concatenate([np.asarray(d.kernel[...]) for d in of_input], axis=1),
-            np.concatenate([np.asarray(d.kernel[...]) for d in of_hidden], axis=1),
-            np.concatenate([np.asarray(d.bias[...]) for d in of_hidden]),
+            weight_ih=np.concatenate(kernels_ih, axis=1),
+            weight_hh=np.concatenate(kernels_hh, axis=1),
+            bias_ih=np.concatenate(biases),
         )
     else:
         biased = _biased(cell)
         arrays = CellArrays(
-            *(np.asarray(v[...]) for v in (cell.dense_i.kernel, cell.dense_h.kernel, biased.bias))
+            weight_ih=np.asarray(cell.dense_i.kernel[...]),
+            weight_hh=np.asarray(cell.dense_h.kernel[...]),
+            bias_ih=np.asarray(biased.bias[...]),
         )
     return from_system("flax", kind, arrays, suffix)
 
@@ -61,11 +69,10 @@ def to_flax(params: Mapping[str, Any], cell: Any, suffix: str = "_l0") -> Any:
     """
     kind = _kind(cell)
     arrays = to_system("flax", kind, params, suffix)
-    bias = (
-        np.zeros(arrays.weight_hh.shape[1], arrays.weight_hh.dtype)
-        if arrays.bias_ih is None
-        else arrays.bias_ih
-    )
+    if arrays.bias_ih is None:
+        bias = np.zeros(arrays.weight_hh.shape[1], arrays.weight_hh.dtype)
+    else:
+        bias = arrays.bias_ih
     if isinstance(cell, nnx.LSTMCell):
         for side, kernel in (("i", arrays.weight_ih), ("h", arrays.weight_hh)):
             for dense, block in zip(_dense(cell, side), np.split(kernel, 4, axis=1), strict=True):
@@ -93,9 +100,7 @@ def _kind(cell: Any) -> str:
         ("activation_fn", ("tanh", "relu") if kind == "RNN" else ("tanh",)),
     ):
         given = getattr(cell, role, None)
-        if given is not None and not any(
-            np.allclose(given(probe), getattr(jax.nn, f)(probe)) for f in usual
-        ):
+        if given is not None and not _is_one_of(usual, given, probe):
             theirs = getattr(given, "__name__", given)
             raise ConversionError(
                 f"flax {name}: its {role} is {theirs}, but jrnn.nn has {' or '.join(usual)} there"
@@ -107,6 +112,14 @@ def _kind(cell: Any) -> str:
     return kind
 
 
+def _is_one_of(names: Iterable[str], function: Callable[..., Any], probe: np.ndarray) -> bool:
+    """Whether a function has the values of one of these functions of jax.nn."""
+    for name in names:
+        if np.allclose(function(probe), getattr(jax.nn, name)(probe)):
+            return True
+    return False
+
+
 def _biased(cell: Any) -> Any:
     """Returns the one of the two products that has the bias."""
     return cell.dense_h if isinstance(cell, nnx.OptimizedLSTMCell) else cell.dense_i
@@ -114,8 +127,11 @@ def _biased(cell: Any) -> Any:
 
 def _dense(cell: nnx.LSTMCell, side: str) -> list[Any]:
     """Returns the four products of one side, in flax's order of gates."""
-    names = [side + gate for gate in convention("flax", "LSTM").order]
-    return [getattr(cell, "if_" if name == "if" else name) for name in names]
+    layers = []
+    for gate in convention("flax", "LSTM").order:
+        name = side + gate
+        layers.append(getattr(cell, "if_" if name == "if" else name))
+    return layers
 
 
 def _put(variable: nnx.Variable[Any], value: np.ndarray, kind: str) -> None:

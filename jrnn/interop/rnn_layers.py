@@ -56,7 +56,7 @@ def from_keras(
     """
     each = 3 if use_bias else 2
     ways = ("", "_reverse") if bidirectional else ("",)
-    arrays = [np.asarray(weight) for weight in weights]
+    arrays = list(map(np.asarray, weights))
     if len(arrays) != each * len(ways):
         raise ConversionError(
             f"keras {kind}: there are {len(arrays)} weights, but use_bias={use_bias}, bidirectional={bidirectional} has "
@@ -131,18 +131,14 @@ def to_onnx_arrays(
     kind: str, params: Mapping[str, Any], *, layer: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Returns W, R and B of one layer of a stack. A GRU's operator must have `linear_before_reset=1`."""
-    cells = [
-        to_system("onnx", kind, params, suffix)
-        for suffix in suffixes_of_layer("onnx", kind, params, layer)
-    ]
+    cells = []
+    for suffix in suffixes_of_layer("onnx", kind, params, layer):
+        cells.append(to_system("onnx", kind, params, suffix))
+    weights_ih, weights_hh, biases_ih, biases_hh = zip(*cells, strict=True)
     biases = None
-    if cells[0].bias_ih is not None:
-        biases = np.stack([np.concatenate([cell.bias_ih, cell.bias_hh]) for cell in cells])
-    return (
-        np.stack([cell.weight_ih for cell in cells]),
-        np.stack([cell.weight_hh for cell in cells]),
-        biases,
-    )
+    if biases_ih[0] is not None:
+        biases = np.concatenate([np.stack(biases_ih), np.stack(biases_hh)], axis=1)
+    return np.stack(weights_ih), np.stack(weights_hh), biases
 
 
 def from_arraymancer(weights: StackWeights) -> Params:
@@ -155,7 +151,7 @@ def from_arraymancer(weights: StackWeights) -> Params:
     """
     params: Params = {}
     for layer in range(len(weights.U3s)):
-        W3, U3, bW3, bU3 = (np.asarray(array) for array in weights.layer(layer))
+        W3, U3, bW3, bU3 = map(np.asarray, weights.layer(layer))
         params |= from_system(
             "arraymancer", "GRU", CellArrays(W3, U3, bW3[0], bU3[0]), f"_l{layer}"
         )
@@ -169,15 +165,19 @@ def to_arraymancer(params: Mapping[str, Any]) -> StackWeights:
         ConversionError: for a reverse direction, which the stacked GRU lacks.
     """
     suffixes = one_direction("arraymancer", "GRU", params)
-    cells = [to_system("arraymancer", "GRU", params, suffix) for suffix in suffixes]
-    biases_ih, biases_hh = zip(*(cell.biases for cell in cells), strict=True)
-    rest = [cell.weight_ih for cell in cells[1:]]
+    cells = []
+    for suffix in suffixes:
+        cells.append(to_system("arraymancer", "GRU", params, suffix))
+    weights_ih, weights_hh, *_ = zip(*cells, strict=True)
+    biases_ih, biases_hh = zip(*[cell.biases for cell in cells], strict=True)
+    if len(cells) > 1:
+        later = np.stack(weights_ih[1:])
+    else:
+        later = np.zeros_like(weights_hh[0], shape=(0, *weights_hh[0].shape))
     return StackWeights(
-        W3s0=cells[0].weight_ih,
-        W3sN=np.stack(rest)
-        if rest
-        else np.zeros_like(cells[0].weight_hh, shape=(0, *cells[0].weight_hh.shape)),
-        U3s=np.stack([cell.weight_hh for cell in cells]),
+        W3s0=weights_ih[0],
+        W3sN=later,
+        U3s=np.stack(weights_hh),
         bW3s=np.stack(biases_ih)[:, None],
         bU3s=np.stack(biases_hh)[:, None],
     )

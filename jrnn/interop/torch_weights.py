@@ -62,30 +62,29 @@ def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str
         )
     if isinstance(source, Mapping):
         where = "state dict"
-        entries = {str(name): value for name, value in source.items()}
+        found = source
     else:
         where = str(source)
-        entries = _read(Path(source))
-    entries = {
-        name: value for name, value in entries.items() if not name.endswith("num_batches_tracked")
-    }  # an integer
-    prefix += "." if any(name.startswith(f"{prefix}.") for name in entries) else ""
+        found = _read(Path(source))
+    entries = {}
+    for name, value in found.items():
+        # The number of batches is an integer, and no weight.
+        if not str(name).endswith("num_batches_tracked"):
+            entries[str(name)] = value
+    if any(name.startswith(f"{prefix}.") for name in entries):
+        prefix += "."
     taken = {name: value for name, value in entries.items() if name.startswith(prefix)}
-    if inner := [name for name, value in taken.items() if isinstance(value, Mapping)]:
-        key = max(
-            inner,
-            key=lambda name: sum(
-                hasattr(value, "dtype") or hasattr(value, "detach")
-                for value in taken[name].values()
-            ),
-        )
+    inner = [name for name, value in taken.items() if isinstance(value, Mapping)]
+    if inner:
+        key = max(inner, key=lambda name: _tensors_in(taken[name]))
         raise ConversionError(
             f"{where}: {key} is a dict of {sorted(map(str, taken[key]))[:8]}; give the state dict within a checkpoint, "
             f"as in load_state_dict(torch.load(path, weights_only=True)[{key!r}])"
         )
-    params = folded(
-        {name.removeprefix(prefix): _array(where, name, v) for name, v in taken.items()}
-    )
+    arrays = {}
+    for name, value in taken.items():
+        arrays[name.removeprefix(prefix)] = _array(where, name, value)
+    params = folded(arrays)
     if not params:
         raise ConversionError(
             f"{where}: no name begins with {prefix!r}{near(prefix, entries)}; it has {sorted(entries)}"
@@ -93,16 +92,24 @@ def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str
     return params
 
 
+def _tensors_in(entries: Mapping[str, Any]) -> int:
+    """How many values of a dict are tensors or arrays."""
+    count = 0
+    for value in entries.values():
+        count += hasattr(value, "dtype") or hasattr(value, "detach")
+    return count
+
+
 def _read(path: Path) -> dict[str, Any]:
     """Returns the contents of a file by name: arrays, or anything else that torch has saved."""
     if is_of_torch(path, ConversionError):
         return read_torch(path, ConversionError)
     with open_tensors(path, ConversionError) as tensors:
-        types = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118 - no mapping
-        return {
-            name: tensors.get_tensor(name) if kind in _TYPES else kind
-            for name, kind in types.items()
-        }
+        entries = {}
+        for name in tensors.keys():  # noqa: SIM118 - no mapping
+            kind = tensors.get_slice(name).get_dtype()
+            entries[name] = tensors.get_tensor(name) if kind in _TYPES else kind
+        return entries
 
 
 def _array(where: str, name: str, value: Any) -> np.ndarray:
@@ -150,13 +157,20 @@ def _is_normalized(g: np.ndarray, v: np.ndarray) -> bool:
 
 def _by_largest(weight: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
     """W / (u^T W v): u is along the first axis of W, or along the second if W is of a transposed convolution."""
-    axes = (axis for axis, size in enumerate(weight.shape) if size == u.size)
-    along = (np.moveaxis(weight, axis, 0).reshape(u.size, -1).astype(np.float64) for axis in axes)
-    return np.asarray(weight / max((u @ rows @ v for rows in along), key=abs), weight.dtype)
+    singular_values = []
+    for axis, size in enumerate(weight.shape):
+        if size == u.size:
+            rows = np.moveaxis(weight, axis, 0).reshape(u.size, -1).astype(np.float64)
+            singular_values.append(u @ rows @ v)
+    return np.asarray(weight / max(singular_values, key=abs), weight.dtype)
 
 
 def _is_spectral(weight: np.ndarray, u: np.ndarray, v: np.ndarray) -> bool:
     return u.ndim == v.ndim == 1 and u.size in weight.shape and u.size * v.size == weight.size
+
+
+def _is_masked(weight: np.ndarray, mask: np.ndarray) -> bool:
+    return mask.shape == weight.shape
 
 
 _PARAMETRIZED = "parametrizations."
@@ -164,7 +178,7 @@ _PARAMETRIZED = "parametrizations."
 _Rule = tuple[tuple[str, ...], Callable[..., bool], Callable[..., np.ndarray]]
 _RULES: tuple[_Rule, ...] = (
     (("{}_orig", "{}_u", "{}_v"), _is_spectral, _by_largest),
-    (("{}_orig", "{}_mask"), lambda w, mask: mask.shape == w.shape, np.multiply),
+    (("{}_orig", "{}_mask"), _is_masked, np.multiply),
     (("{}_g", "{}_v"), _is_normalized, _normalized),
     (("{}.original0", "{}.original1"), _is_normalized, _normalized),
     (("{}.original", "{}.0._u", "{}.0._v"), _is_spectral, _by_largest),
@@ -185,7 +199,7 @@ def folded(params: Params) -> Params:
         for first in [name for name in whole if name.endswith(names[0][2:])]:
             base = first.removesuffix(names[0][2:])
             parts = [name.format(base) for name in names]
-            if base in whole or not all(name in whole for name in parts):
+            if base in whole or not whole.keys() >= set(parts):
                 continue
             arrays = [whole[name] for name in parts]
             if applies(*arrays):

@@ -65,9 +65,14 @@ class LoadReport:
 
     def __str__(self) -> str:
         width = max(map(len, self.loaded), default=0)
-        lines = [f"{path:{width}} <- {name}" for path, name in self.loaded.items()]
-        lines += [f"{path} has no tensor" for path in self.missing]
-        return "\n".join([*lines, *(f"{name} is not used" for name in self.unused)])
+        lines = []
+        for path, name in self.loaded.items():
+            lines.append(f"{path:{width}} <- {name}")
+        for path in self.missing:
+            lines.append(f"{path} has no tensor")
+        for name in self.unused:
+            lines.append(f"{name} is not used")
+        return "\n".join(lines)
 
 
 def load_module(
@@ -108,16 +113,18 @@ def load_module(
     tensors = load_state_dict(source, prefix)
     names = dict(names or {})
     variables = list(_variables(module))
+    paths = [path for path, *_ in variables]
     for given in names:
-        if not any(path == given or path.startswith(f"{given}.") for path, *_ in variables):
-            paths = [path for path, *_ in variables]
+        if given not in paths and not any(path.startswith(f"{given}.") for path in paths):
             raise ConversionError(
                 f"names: the module has no {given!r}{near(given, paths)}; it has {sorted(paths)}"
             )
     loaded = {}
+    expected = {}
     values = []
     for path, own, turn, variable in variables:
         name = _renamed(path, own, names)
+        expected[path] = name
         if name in tensors:
             value = turn(tensors[name])
             if value.shape != variable.shape:
@@ -126,19 +133,14 @@ def load_module(
                 )
             loaded[path] = name
             values.append((variable, value))
-    report = LoadReport(
-        loaded,
-        tuple(path for path, *_ in variables if path not in loaded),
-        tuple(
-            name
-            for name in tensors
-            if name not in loaded.values() and not _is_tied(name, tensors, loaded)
-        ),
-    )
-    if strict and (report.missing or report.unused):
-        raise ConversionError(
-            _incomplete(report, {p: _renamed(p, own, names) for p, own, *_ in variables}, tensors)
-        )
+    missing = [path for path in paths if path not in loaded]
+    unused = []
+    for name in tensors:
+        if name not in loaded.values() and not _is_tied(name, tensors, loaded):
+            unused.append(name)
+    report = LoadReport(loaded, tuple(missing), tuple(unused))
+    if strict and (missing or unused):
+        raise ConversionError(_incomplete(report, expected, tensors))
     for variable, value in values:
         variable.set_value(jnp.asarray(value, variable.dtype))
     return report
@@ -146,17 +148,20 @@ def load_module(
 
 def _variables(module: nnx.Module) -> Iterator[tuple[str, str, _Turn, nnx.Variable[Any]]]:
     """The path of each variable, its path with PyTorch's name, the change of the array, and the variable."""
-    kinds = (
-        (nnx.Sequential, "layers"),
-        (nn.Sequential, "parts"),
-    )  # whose lists have no name in PyTorch
-    every = [*nnx.iter_modules(module)]
-    lists = {
-        (*path, name) for path, inner in every for kind, name in kinds if isinstance(inner, kind)
-    }
+    every = list(nnx.iter_modules(module))
+    # Lists of layers, which have no name in PyTorch.
+    lists = set()
     for path, inner in every:
-        rows = next((rows for layer, rows in _LAYERS.items() if type(inner) is layer), {})
-        parts = [str(part) for k, part in enumerate(path) if tuple(path[: k + 1]) not in lists]
+        if isinstance(inner, nnx.Sequential):
+            lists.add((*path, "layers"))
+        if isinstance(inner, nn.Sequential):
+            lists.add((*path, "parts"))
+    for path, inner in every:
+        rows = _LAYERS.get(type(inner), {})
+        parts = []
+        for k, part in enumerate(path):
+            if tuple(path[: k + 1]) not in lists:
+                parts.append(str(part))
         for name, variable in vars(inner).items():
             if (
                 isinstance(variable, (nnx.Param, nnx.BatchStat))
@@ -170,23 +175,29 @@ def _renamed(path: str, own: str, names: Mapping[str, str]) -> str:
     """PyTorch's name of a variable: `names` has it, or that of the innermost layer around it, or it is `own`."""
     if path in names:
         return names[path]
-    around = [name for name in names if own.startswith(f"{name}.")]
-    return names[max(around, key=len)] + own.removeprefix(max(around, key=len)) if around else own
+    innermost = ""
+    for name in names:
+        if own.startswith(f"{name}.") and len(name) > len(innermost):
+            innermost = name
+    if not innermost:
+        return own
+    return names[innermost] + own.removeprefix(innermost)
 
 
 def _is_tied(name: str, tensors: Params, loaded: Mapping[str, str]) -> bool:
     value = tensors[name]
-    return any(
-        tensors[other].shape == value.shape and (tensors[other] == value).all()
-        for other in loaded.values()
-    )
+    for other in loaded.values():
+        if tensors[other].shape == value.shape and (tensors[other] == value).all():
+            return True
+    return False
 
 
 def _incomplete(report: LoadReport, expected: Mapping[str, str], tensors: Params) -> str:
-    lines = [
-        f"{path} needs {expected[path]!r}{near(expected[path], tensors)}" for path in report.missing
-    ]
-    lines += [f"{name} {list(tensors[name].shape)} is not used" for name in report.unused]
+    lines = []
+    for path in report.missing:
+        lines.append(f"{path} needs {expected[path]!r}{near(expected[path], tensors)}")
+    for name in report.unused:
+        lines.append(f"{name} {list(tensors[name].shape)} is not used")
     return (
         "; ".join(lines)
         + "; give names={path of a layer: PyTorch's name}, or strict=False to load the rest"
