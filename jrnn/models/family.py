@@ -13,45 +13,44 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn.errors import ConfigError
 from jrnn.models.model_config import DecoderKeys, read_config
 from jrnn.nn.span import Span, layer_norm, rms_norm
 
 Shapes = dict[str, tuple[int, ...]]
-State = dict[str, jax.Array]
+State = dict[str, Array]
 EMPTY = -1  # the position of an empty slot of a memory
 NOTHING = -1e30  # the greatest exponent of a mean over nothing
+# what is in the arrays of a state before the first token, if not zeros
 FIRST = {
     "places": EMPTY,
     "top": NOTHING,
-}  # what is in the arrays of a state before the first token, if not zeros
+}
 
 
 class Scoped(NamedTuple):
     """The parameters whose names begin with a prefix, by the rest of their names."""
 
-    params: Mapping[str, jax.Array]
+    params: Mapping[str, Array]
     prefix: str = ""
 
-    def __getitem__(self, name: str) -> jax.Array:  # type: ignore[override]
+    def __getitem__(self, name: str) -> Array:  # type: ignore[override]
         return self.params[self.prefix + name]
 
-    def get(self, name: str) -> jax.Array | None:
+    def get(self, name: str) -> Array | None:
         return self.params.get(self.prefix + name)
 
     def at(self, more: str) -> Scoped:
         return Scoped(self.params, f"{self.prefix}{more}." if more else self.prefix)
 
-    def linear(self, span: Span, name: str, x: jax.Array) -> jax.Array:
+    def linear(self, span: Span, name: str, x: Array) -> Array:
         """x weight^T + bias, where the bias is optional."""
         return span.linear(x, self[f"{name}.weight"], self.get(f"{name}.bias"))
 
-    def convolve(
-        self, span: Span, name: str, x: jax.Array, window: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    def convolve(self, span: Span, name: str, x: Array, window: Array) -> tuple[Array, Array]:
         """The causal convolution of each channel, and the next window; see `Span.convolve`."""
         return span.convolve(x, window, self[f"{name}.weight"][:, 0], self.get(f"{name}.bias"))
 
@@ -68,7 +67,7 @@ class At(NamedTuple):
 
     span: Span
     positions: Any
-    embedded: jax.Array
+    embedded: Array
     shared: State
 
 
@@ -83,11 +82,9 @@ class Merge(NamedTuple):
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
         rows, *rest = shapes[self.names[0]]
-        return (
-            (len(self.names), rows, *rest)
-            if self.stacks
-            else (sum(shapes[name][0] for name in self.names), *rest)
-        )
+        if self.stacks:
+            return (len(self.names), rows, *rest)
+        return (sum(shapes[name][0] for name in self.names), *rest)
 
 
 class Block(abc.ABC):
@@ -108,7 +105,7 @@ class Block(abc.ABC):
         return {}
 
     @abc.abstractmethod
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         """[T, N, D] -> [T, N, D] and the next state."""
 
 
@@ -149,19 +146,18 @@ class Norm(Block):
     def tensors(self) -> Shapes:
         return {"weight": (self.size,)} | ({"bias": (self.size,)} if self.bias else {})
 
-    def __call__(self, w: Scoped, x: jax.Array) -> jax.Array:
+    def __call__(self, w: Scoped, x: Array) -> Array:
         gain = w["weight"].astype(x.dtype)
         gain = 1.0 + gain if self.offset else gain
-        y = (
-            layer_norm(x, gain, epsilon=self.epsilon)
-            if self.centered
-            else rms_norm(x, gain, self.epsilon)
-        )
+        if self.centered:
+            y = layer_norm(x, gain, epsilon=self.epsilon)
+        else:
+            y = rms_norm(x, gain, self.epsilon)
         return (
             y + w["bias"].astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,)) if self.bias else y
         )
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         return self(w, x), {}
 
 
@@ -233,8 +229,8 @@ class Decoder:
     norm: Norm
     tied: bool = False
     names: Names = DEFAULT_NAMES
-    embed: Callable[[jax.Array], jax.Array] = lambda x: x
-    logits: Callable[[jax.Array], jax.Array] = lambda y: y
+    embed: Callable[[Array], Array] = lambda x: x
+    logits: Callable[[Array], Array] = lambda y: y
 
     @classmethod
     def of(
@@ -275,7 +271,8 @@ class Decoder:
         """The names of parameters, with the tensors that make each, or None for the tensor of that name."""
         merged: dict[str, Merge] = {}
         for name, part in self._parts():
-            merged |= {f"{name}.{key}": merge.under(name) for key, merge in part.merged().items()}
+            for key, merge in part.merged().items():
+                merged[f"{name}.{key}"] = merge.under(name)
         inside = {name for merge in merged.values() for name in merge.names}
         return {name: None for name in self.shapes() if name not in inside} | merged
 
@@ -289,7 +286,11 @@ class Decoder:
 
     @cached_property
     def places(self) -> bool:
-        return any(branch.part.places for layer in self.layers for branch in layer)
+        for layer in self.layers:
+            for branch in layer:
+                if branch.part.places:
+                    return True
+        return False
 
     def fresh(self, batch: int, dtype: Any, room: int) -> State:
         """The state before the first token, arrays [N, ...] by layer and name, as `3.conv`."""
@@ -302,7 +303,7 @@ class Decoder:
                 state[f"{k}.{name}"] = jnp.full((batch, *shape), FIRST.get(name, 0), kind)
         return state
 
-    def run(self, w: Scoped, x: jax.Array, state: State, span: Span) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, span: Span) -> tuple[Array, State]:
         """Embedded tokens [T, N, D] -> hidden values [T, N, D] after the last norm, and the next state."""
         x = self.embed(x)
         after = dict(state)
@@ -312,11 +313,10 @@ class Decoder:
         at = At(span, positions, x, {})
         for k, layer in enumerate(self.layers):
             prefix = f"{k}."
-            own = {
-                name.removeprefix(prefix): leaf
-                for name, leaf in state.items()
-                if name.startswith(prefix)
-            }
+            own = {}
+            for name, leaf in state.items():
+                if name.startswith(prefix):
+                    own[name.removeprefix(prefix)] = leaf
             here = w.at(f"{self.names.layers}.{k}")
             for branch in layer:
                 x, new = _run(branch, branch.norm or self.norm, here, x, own, at)
@@ -325,8 +325,8 @@ class Decoder:
 
 
 def _run(
-    branch: Branch, norm: Norm, w: Scoped, x: jax.Array, state: State, at: At
-) -> tuple[jax.Array, State]:
+    branch: Branch, norm: Norm, w: Scoped, x: Array, state: State, at: At
+) -> tuple[Array, State]:
     y = x if branch.before is None else norm(w.at(branch.before), x)
     kept = y if branch.of_normed else x
     y, state = branch.part.run(w.at(branch.name), y, state, at)

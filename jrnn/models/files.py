@@ -48,11 +48,9 @@ class TensorPlace(NamedTuple):
     def view(self, opened: Any) -> Any:
         """Its slice, of numbers."""
         plain = not self.layout
-        return (
-            opened.get_slice(self.stored)
-            if plain
-            else Dequantized(self.file, opened, self.stored, self.layout)
-        )
+        if plain:
+            return opened.get_slice(self.stored)
+        return Dequantized(self.file, opened, self.stored, self.layout)
 
 
 class Tensors:
@@ -123,20 +121,28 @@ class Tensors:
         if head.shape != embedding.shape or not head.shape or head.dtype not in _TYPES:
             return False
         with ExitStack() as files:
-            opened = {f: files.enter_context(_opened(f)) for f in {head.file, embedding.file}}
+            opened = {}
+            for f in {head.file, embedding.file}:
+                opened[f] = files.enter_context(_opened(f))
             one = head.view(opened[head.file])
             other = embedding.view(opened[embedding.file])
             rows = head.shape[0]
-            blocks = [slice(k, min(k + ROWS, rows)) for k in range(0, rows, ROWS)]
-            return all(np.array_equal(one[block], other[block]) for block in blocks)
+            blocks = []
+            for k in range(0, rows, ROWS):
+                blocks.append(slice(k, min(k + ROWS, rows)))
+            for block in blocks:
+                if not np.array_equal(one[block], other[block]):
+                    return False
+            return True
 
     def check(self, decoder: Decoder) -> None:
         """Raises unless the tensors are those of a model. Joined ones may be cut at other places."""
         shapes = decoder.shapes()
         spare = decoder.names.head if decoder.tied else None
-        joins = [
-            merge.names for merge in decoder.parameters().values() if merge and not merge.stacks
-        ]
+        joins = []
+        for merge in decoder.parameters().values():
+            if merge and not merge.stacks:
+                joins.append(merge.names)
         joined = {name: names for names in joins for name in names}
         for name, shape in shapes.items():
             if name not in self.places:
@@ -191,9 +197,13 @@ def parameter(
     Files are open, and mapped, no longer than this takes, and the value is complete when the next one is read: memory holds
     one tensor besides the parameters.
     """
-    places = [tensors.places[part] for part in (merge.names if merge else (name,))]
+    places = []
+    for part in merge.names if merge else (name,):
+        places.append(tensors.places[part])
     with ExitStack() as files:
-        opened = {f: files.enter_context(_opened(f)) for f in {place.file for place in places}}
+        opened = {}
+        for f in {place.file for place in places}:
+            opened[f] = files.enter_context(_opened(f))
         views = [place.view(opened[place.file]) for place in places]
         if merge is not None and not merge.stacks:
             whole = np.concatenate([view[:] for view in views])
@@ -235,9 +245,8 @@ def write(
     Other files of the folder stay, such as those of the tokenizer; see `jrnn.files.new_folder`.
     """
     shapes = decoder.shapes()
-    shards: list[list[tuple[str, str, Any]]] = [
-        []
-    ]  # tensors, each with its parameter and its place in it
+    # tensors, each with its parameter and its place in it
+    shards: list[list[tuple[str, str, Any]]] = [[]]
     filled = total = 0
     for name, merge in decoder.parameters().items():
         row = 0
@@ -257,11 +266,10 @@ def write(
     with new_folder(folder, FormatError, replaces=FILES) as new:
         write_whole(new / "config.json", text.encode(), FormatError)
         for number, shard in enumerate(shards, 1):
-            file = (
-                WEIGHTS
-                if len(shards) == 1
-                else f"model-{number:05}-of-{len(shards):05}.safetensors"
-            )
+            if len(shards) == 1:
+                file = WEIGHTS
+            else:
+                file = f"model-{number:05}-of-{len(shards):05}.safetensors"
             arrays = {part: params[name][index] for part, name, index in shard}
             write_tensors(new / file, arrays, FormatError, {"format": "pt"})
             places |= dict.fromkeys(arrays, file)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jrnn.errors import LayerError
 from jrnn.jaxprs.jax_internals import is_traced
@@ -20,12 +21,12 @@ from jrnn.jaxprs.mesh_axes import like
 from jrnn.models.sampling import Sampler, sample
 from jrnn.nn.checks import check_flags, check_integer, check_lengths, concrete
 
-State = dict[str, jax.Array]
+State = dict[str, Array]
 HISTORY = ("logits", "counts")  # what a state has of the text that it has read
 PIECE = 512  # tokens of a prompt that are read at once
 
 
-def check_tokens(where: str, tokens: Any, axes: tuple[str, ...], vocabulary: int) -> jax.Array:
+def check_tokens(where: str, tokens: Any, axes: tuple[str, ...], vocabulary: int) -> Array:
     """Tokens as int32 of these axes, each from 0 to `vocabulary` - 1. Inside jit, only type and rank are checked.
 
     >>> check_tokens("mamba", [[3, 16]], ("N", "T"), 16)
@@ -37,7 +38,7 @@ def check_tokens(where: str, tokens: Any, axes: tuple[str, ...], vocabulary: int
 
 def _checked_tokens(where: str, tokens: Any, axes: tuple[str, ...], vocabulary: int) -> Any:
     """As `check_tokens`, but what is no JAX array stays in numpy, which compiles nothing."""
-    if not isinstance(tokens, jax.Array):
+    if not isinstance(tokens, Array):
         try:
             # not jnp.asarray, which wraps 64-bit integers before they are checked
             tokens = np.asarray(tokens)
@@ -65,12 +66,15 @@ def history(batch: int, vocabulary: int, dtype: Any = jnp.float32) -> State:
 
 def apart(state: State) -> tuple[State, State]:
     """A state without the history of its texts, and the history, of which a state may have less or nothing."""
-    past = {name: leaf for name, leaf in state.items() if name in HISTORY}
+    past = {}
+    for name, leaf in state.items():
+        if name in HISTORY:
+            past[name] = leaf
     return {name: leaf for name, leaf in state.items() if name not in past}, past
 
 
 def remembered(
-    past: State, tokens: jax.Array, logits: jax.Array, lengths: Any = None, resets: Any = None
+    past: State, tokens: Array, logits: Array, lengths: Any = None, resets: Any = None
 ) -> State:
     """The history after further tokens.
 
@@ -100,9 +104,8 @@ def remembered(
         live = jnp.arange(steps)[None] < ends[:, None]
         if resets is not None:
             resets = resets & live
-            live &= (
-                jnp.flip(jnp.cumsum(jnp.flip(resets, 1), axis=1), 1) - resets == 0
-            )  # no reset after the token
+            # no reset after the token
+            live &= jnp.flip(jnp.cumsum(jnp.flip(resets, 1), axis=1), 1) - resets == 0
             counts = jnp.where(resets.any(axis=1, keepdims=True), 0, counts)
         places = jnp.where(live, tokens, counts.shape[1])
         after["counts"] = counts.at[jnp.arange(batch)[:, None], places].add(1, mode="drop")
@@ -129,11 +132,11 @@ class TokenModel(Protocol):
 
     def __call__(
         self, tokens: Any, state: State | None = None, *, lengths: Any = None
-    ) -> tuple[jax.Array, State]: ...
+    ) -> tuple[Array, State]: ...
 
     def step(
         self, token: Any, state: State | None = None, *, mask: Any = None
-    ) -> tuple[jax.Array, State]: ...
+    ) -> tuple[Array, State]: ...
 
     def with_room(self, state: State | None, batch: int, steps: int) -> State:
         """The state, checked, with room for so many further tokens; the initial one with its history for None."""
@@ -144,8 +147,8 @@ class Prefix(NamedTuple):
     """What a sequence goes on from."""
 
     state: State  # with the logits of the next token
-    done: jax.Array  # [N], whether a sequence has ended
-    last: jax.Array  # [N], its last token
+    done: Array  # [N], whether a sequence has ended
+    last: Array  # [N], its last token
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ class Prompt:
     tokens: Any
     lengths: Any
     state: State
-    key: jax.Array
+    key: Array
     choice: Sampler
     length: int
     is_padded: bool
@@ -172,7 +175,7 @@ class Prompt:
     @classmethod
     def checked(
         cls, model: TokenModel, what: str, tokens: Any, length: int, *, temperature: Any = 1.0, lengths: Any = None,
-        key: jax.Array | None = None, state: State | None = None, mask: Any = None, **options: Any,
+        key: Array | None = None, state: State | None = None, mask: Any = None, **options: Any,
     ) -> Prompt:  # fmt: skip
         where = f"{model.name}: {what}"
         tokens = _checked_tokens(where, tokens, ("N", "T"), model.vocabulary)
@@ -215,7 +218,7 @@ class Prompt:
 
 def _is_divided(array: Any) -> bool:
     """Whether an array is on several devices."""
-    return isinstance(array, jax.Array) and len(array.devices()) > 1
+    return isinstance(array, Array) and len(array.devices()) > 1
 
 
 def bucket(size: int, least: int = 64) -> int:
@@ -274,9 +277,7 @@ def _check_history(
         )
 
 
-def generate(
-    model: TokenModel, tokens: Any, length: int, **options: Any
-) -> tuple[jax.Array, State]:
+def generate(model: TokenModel, tokens: Any, length: int, **options: Any) -> tuple[Array, State]:
     """The tokens [N, length] after prompts [N, T], and the state; see `LanguageModel.generate`."""
     prompt = Prompt.checked(model, "generate", tokens, length, **options)
     start = _begin(model, prompt)
@@ -290,7 +291,7 @@ def generate(
     return _cut(new, prompt.length), state
 
 
-def _cut(tokens: jax.Array, length: int) -> jax.Array:
+def _cut(tokens: Array, length: int) -> Array:
     """The first tokens, [N, C] -> [N, length]; on one device by numpy, which needs no program for each length."""
     if tokens.shape[1] == length:
         return tokens
@@ -345,7 +346,7 @@ def _begin(model: TokenModel, prompt: Prompt) -> Prefix:
         pieces = jnp.swapaxes(tokens[:, first:].reshape(batch, -1, PIECE), 0, 1)
         starts = first + PIECE * jnp.arange(len(pieces))
 
-        def read(state: State, piece: tuple[jax.Array, Any]) -> tuple[State, None]:
+        def read(state: State, piece: tuple[Array, Any]) -> tuple[State, None]:
             return _read(model, state, piece[0], own(piece[1], PIECE)), None
 
         state, _ = jax.lax.scan(read, state, (pieces, starts))
@@ -357,14 +358,12 @@ def _begin(model: TokenModel, prompt: Prompt) -> Prefix:
 
 
 @jax.jit
-def _read(model: TokenModel, state: State, tokens: jax.Array, lengths: Any) -> State:
+def _read(model: TokenModel, state: State, tokens: Array, lengths: Any) -> State:
     """The state after tokens [N, T]."""
     return model(tokens, state, lengths=lengths)[1]
 
 
-def _drawn(
-    model: TokenModel, written: Prefix, key: jax.Array, count: Any, choice: Sampler
-) -> Prefix:
+def _drawn(model: TokenModel, written: Prefix, key: Array, count: Any, choice: Sampler) -> Prefix:
     """Draws a token of each sequence that has not ended, and reads it; `count`: of tokens drawn before."""
     (state, done, last), key = written, jax.random.fold_in(key, count)
     seen = state["counts"] > 0 if "counts" in state else None
@@ -382,15 +381,15 @@ _draw_in_place = jax.jit(_drawn, donate_argnames="written")
 
 @partial(jax.jit, static_argnames="capacity")
 def _write(
-    model: TokenModel, start: Prefix, key: jax.Array, choice: Sampler, length: Any, *, capacity: int
-) -> tuple[jax.Array, State]:
+    model: TokenModel, start: Prefix, key: Array, choice: Sampler, length: Any, *, capacity: int
+) -> tuple[Array, State]:
     """Draws tokens until all sequences have ended; then each repeats its last one. Returns [N, capacity] and the state."""
 
-    def goes_on(carry: tuple[jax.Array, Prefix, jax.Array]) -> jax.Array:
+    def goes_on(carry: tuple[Array, Prefix, Array]) -> Array:
         count, written, _ = carry
         return (count < length) & ~jnp.all(written.done)
 
-    def draw(carry: tuple[jax.Array, Prefix, jax.Array]) -> tuple[jax.Array, Prefix, jax.Array]:
+    def draw(carry: tuple[Array, Prefix, Array]) -> tuple[Array, Prefix, Array]:
         count, written, tokens = carry
         written = _drawn(model, written, key, count, choice)
         return count + 1, written, tokens.at[count].set(written.last)

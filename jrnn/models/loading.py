@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jrnn.errors import ConfigError, FormatError
 from jrnn.files import parse_json, read_text
@@ -24,17 +25,19 @@ from jrnn.models.families.mamba import of_mamba_ssm
 from jrnn.models.files import Tensors, parameter
 from jrnn.models.model import LanguageModel
 
+# methods whose tensors are dequantized
 QUANTIZED = (
     "bitsandbytes",
     "compressed-tensors",
     "fbgemm_fp8",
     "fp8",
-)  # methods whose tensors are dequantized
+)
+# keys that are read
 BESIDE_TEXT_CONFIG = (
     "eos_token_id",
     "quantization_config",
     "tie_word_embeddings",
-)  # keys that are read
+)
 
 
 def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) -> LanguageModel:
@@ -89,7 +92,10 @@ def _untied(model: LanguageModel) -> LanguageModel:
     """The model with an output layer of its own, which its config.json says, too: `save` writes both."""
     tied = "tie_word_embeddings"
     given = json.loads(model.text)
-    keys = {key: value for key, value in given.items() if model.family.aliases.get(key) != tied}
+    keys = {}
+    for key, value in given.items():
+        if model.family.aliases.get(key) != tied:
+            keys[key] = value
     text = json.dumps(keys | {tied: False}, indent=2)
     return replace(model, config=replace(model.config, tie_word_embeddings=False), text=text)
 
@@ -107,9 +113,8 @@ def model_of(text: str, where: str) -> LanguageModel:
         config = given = of_mamba_ssm(given, where)
         text = json.dumps(config, indent=2, sort_keys=True)
     kind = f"{given.get('model_type')}_text"
-    inner = given.get(
-        "text_config", given | {"model_type": kind} if kind in FAMILIES else None
-    )  # or they stand alone
+    # or they stand alone
+    inner = given.get("text_config", given | {"model_type": kind} if kind in FAMILIES else None)
     if isinstance(inner, dict) and given.get("model_type") not in FAMILIES:
         config = (
             {"model_type": kind}
@@ -143,7 +148,7 @@ def shapes_of(model: LanguageModel) -> dict[str, tuple[int, ...]]:
     return {name: merge.shape(shapes) if merge else shapes[name] for name, merge in merges.items()}
 
 
-def create(config: Mapping[str, Any], key: jax.Array, dtype: Any = jnp.float32) -> LanguageModel:
+def create(config: Mapping[str, Any], key: Array, dtype: Any = jnp.float32) -> LanguageModel:
     """A new model with random parameters, to train from the beginning or to try things out.
 
     Matrices are normal with the variance 1 / columns, and gains of norms are neutral. The parameters of decays are spread,
@@ -166,19 +171,18 @@ def create(config: Mapping[str, Any], key: jax.Array, dtype: Any = jnp.float32) 
         config, json.dumps(dict(config), indent=2, sort_keys=True), "create", by_hand=True
     )
     shapes = shapes_of(model)
-    size = sum(math.prod(shape) for shape in shapes.values()) * jnp.dtype(dtype).itemsize
+    size = sum(map(math.prod, shapes.values())) * jnp.dtype(dtype).itemsize
     if size > (most := available()):
         raise ConfigError(f"create: the parameters need {size:,} bytes, and {most:,} are available")
-    params = {
-        name: _initial(name, shape, jax.random.fold_in(key, k), model.decoder.norm.offset).astype(
-            dtype
-        )
-        for k, (name, shape) in enumerate(shapes.items())
-    }
+    params = {}
+    for k, (name, shape) in enumerate(shapes.items()):
+        params[name] = _initial(
+            name, shape, jax.random.fold_in(key, k), model.decoder.norm.offset
+        ).astype(dtype)
     return replace(model, params=params)
 
 
-def _initial(name: str, shape: tuple[int, ...], key: jax.Array, around_one: bool) -> jax.Array:
+def _initial(name: str, shape: tuple[int, ...], key: Array, around_one: bool) -> Array:
     """`around_one`: whether the family adds 1 to the gains of norms, but that of the gated delta rule."""
     last = name.rpartition(".")[2]
     if last == "A_log":

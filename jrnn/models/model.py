@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import alike
@@ -58,7 +59,7 @@ class LanguageModel:
 
     FILES: ClassVar = FILES
 
-    params: dict[str, jax.Array]
+    params: dict[str, Array]
     family: Family
     config: Any
     text: str
@@ -96,7 +97,7 @@ class LanguageModel:
         lengths: Any = None,
         resets: Any = None,
         mask: Any = None,
-    ) -> tuple[jax.Array, State]:
+    ) -> tuple[Array, State]:
         """Tokens [N, T] -> the logits [N, T, V] of the tokens that follow each, and the state after the last.
 
         Args:
@@ -116,7 +117,7 @@ class LanguageModel:
 
     def step(
         self, token: Any, state: State | None = None, *, resets: Any = None, mask: Any = None
-    ) -> tuple[jax.Array, State]:
+    ) -> tuple[Array, State]:
         """One token for each sequence, [N] -> the logits [N, V] of the next one, and the state.
 
         `resets` and `mask`, booleans [N], are those of this token, as in a call.
@@ -133,13 +134,13 @@ class LanguageModel:
 
     def _called(
         self,
-        tokens: jax.Array,
+        tokens: Array,
         state: State | None,
         lengths: Any,
         resets: Any,
         mask: Any,
         in_a_step: bool,
-    ) -> tuple[jax.Array, State]:
+    ) -> tuple[Array, State]:
         masks = check_masks(self.name, resets, mask, tokens.shape)
         return _call(self, tokens, self.with_room(state, *tokens.shape), lengths, *masks, in_a_step)
 
@@ -155,7 +156,7 @@ class LanguageModel:
         past = generation.history(batch, self.vocabulary, dtype) if history else {}
         return self.decoder.fresh(batch, dtype, room) | past
 
-    def generate(self, tokens: Any, length: int, **options: Any) -> tuple[jax.Array, State]:
+    def generate(self, tokens: Any, length: int, **options: Any) -> tuple[Array, State]:
         """Writes `length` tokens after a prompt, in one compiled program for the prompt and one for the tokens.
 
         Programs are for N and for sizes of prompts and lengths, to which these are filled up. Options are data: other
@@ -230,11 +231,9 @@ class LanguageModel:
         if position is None:
             return state
         need = int(position.max(initial=0)) + steps
-        return (
-            state
-            if need <= self._room(state)
-            else self._grown(state, batch, 2 ** (need - 1).bit_length())
-        )
+        if need <= self._room(state):
+            return state
+        return self._grown(state, batch, 2 ** (need - 1).bit_length())
 
     def fresh_as(self, state: State, batch: int) -> State:
         """The initial state with the room of this one, and with its history."""
@@ -257,13 +256,13 @@ class LanguageModel:
 @partial(jax.jit, static_argnames="in_a_step")
 def _call(
     model: LanguageModel,
-    tokens: jax.Array,
+    tokens: Array,
     state: State,
     lengths: Any,
     resets: Any,
     mask: Any,
     in_a_step: bool,
-) -> tuple[jax.Array, State]:
+) -> tuple[Array, State]:
     model, tokens, state, lengths, resets, mask = alike(
         (model, tokens.T, state, lengths, resets, mask)
     )

@@ -33,10 +33,11 @@ MAYBE_NONE = (
     "qk_rope_head_dim index_skip_topk_offset"
 )
 LEAST = dict.fromkeys(MAYBE_NONE.split(), 0) | {"rescale_every": -1}  # other sizes are at least 1
+# old and other names of layers
 LEGACY = {
     "mamba": "linear_attention",
     "attention": "full_attention",
-}  # old and other names of layers
+}
 LEGACY |= {"indexed_attention": "full_attention"}
 # Keys of any family that change what is computed, with the values that change nothing.
 ONLY: dict[str, tuple[Any, ...]] = {
@@ -73,7 +74,7 @@ def read_config(family: Any, given: Mapping[str, Any], where: str, by_hand: bool
     keys = {family.aliases.get(name, name): value for name, value in given.items()}
     for name, values in {**ONLY, **family.only}.items():
         if name not in known and keys.get(name) not in (None, *values):
-            accepted = " or ".join(repr(value) for value in values)
+            accepted = " or ".join(map(repr, values))
             raise ConfigError(
                 f"{where}: {name} is {keys[name]!r:.80}; only {accepted} is supported"
             )
@@ -124,7 +125,7 @@ def _plain(value: Any) -> Any:
             with contextlib.suppress(ValueError):
                 return float(str(value["__float__"]))
         return tuple(sorted((str(name), _plain(part)) for name, part in value.items()))
-    return tuple(_plain(part) for part in value) if isinstance(value, (list, tuple)) else value
+    return tuple(map(_plain, value)) if isinstance(value, (list, tuple)) else value
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jrnn.errors import LayerError
 from jrnn.jaxprs.jax_internals import is_traced
@@ -20,10 +21,11 @@ from jrnn.jaxprs.mesh_axes import like
 from jrnn.nn.checks import check_integer, concrete
 
 STOPS = 8  # tokens that end a sequence, at least: the others are -1, which no token is
+# likeliest tokens among which top_k chooses; a sort of all takes 30 times as long
 WINDOWS = (
     64,
     1024,
-)  # likeliest tokens among which top_k chooses; a sort of all takes 30 times as long
+)
 
 
 @jax.tree_util.register_dataclass
@@ -88,7 +90,7 @@ class Sampler:
         penalty = concrete(self.repetition_penalty)
         return penalty is None or bool((penalty != 1).any())
 
-    def ends(self, token: jax.Array) -> jax.Array:
+    def ends(self, token: Array) -> Array:
         """Whether each token ends its sequence, [N] -> [N]."""
         if self.stop is None:
             return jnp.zeros(token.shape, bool)
@@ -132,7 +134,7 @@ def _stops(what: str, stop: Any, batch: int, vocabulary: int) -> np.ndarray | No
     several = list(stop) if isinstance(stop, (Sequence, Set)) else [stop]
     of_rows = [several] * batch
     if several and all(isinstance(row, (Sequence, Set)) for row in several):
-        of_rows = [list(row) for row in several]
+        of_rows = list(map(list, several))
         if len(of_rows) != batch:
             raise LayerError(
                 f"{what} has {len(of_rows)} rows; it must have {batch}, one for each prompt"
@@ -154,9 +156,7 @@ def _stops(what: str, stop: Any, batch: int, vocabulary: int) -> np.ndarray | No
     return stops
 
 
-def sample(
-    logits: jax.Array, key: jax.Array | None, choice: Sampler, seen: jax.Array | None = None
-) -> jax.Array:
+def sample(logits: Array, key: Array | None, choice: Sampler, seen: Array | None = None) -> Array:
     """Draws a token of each sequence, [N, V] -> [N]; a sequence's token does not depend on the others'.
 
     The limits act in the order of transformers: penalty, temperature, top_k, top_p, min_p. What no row needs is not
@@ -174,7 +174,7 @@ def sample(
     """
     batch, vocabulary = logits.shape
 
-    def column(value: Any, otherwise: Any, dtype: Any = logits.dtype) -> jax.Array:
+    def column(value: Any, otherwise: Any, dtype: Any = logits.dtype) -> Array:
         value = jnp.asarray(otherwise if value is None else value, dtype)
         return jnp.broadcast_to(value, (batch,))[:, None]
 
@@ -190,7 +190,7 @@ def sample(
     is_drawn = temperature > 0
     logits = logits / jnp.where(is_drawn, temperature, 1)
 
-    def draw() -> jax.Array:
+    def draw() -> Array:
         bound = _bound(logits, count, share, is_drawn)
         fraction = jnp.log(column(choice.min_p, 0))
         bound = jnp.maximum(bound, jnp.max(logits, axis=-1, keepdims=True) + fraction)
@@ -199,40 +199,39 @@ def sample(
         token = jax.vmap(jax.random.categorical)(keys, within).astype(jnp.int32)
         return jnp.where(is_drawn[:, 0], token, likeliest)
 
-    def take() -> jax.Array:
+    def take() -> Array:
         return likeliest
 
     return jax.lax.cond(jnp.any(is_drawn), draw, take)
 
 
-def _bound(logits: jax.Array, count: jax.Array, share: jax.Array, is_drawn: jax.Array) -> jax.Array:
+def _bound(logits: Array, count: Array, share: Array, is_drawn: Array) -> Array:
     """The least logit [N, 1] among the `count` likeliest tokens that have this share of the probability together."""
     vocabulary = logits.shape[-1]
     has_share = share < 1
     is_limited = is_drawn & ((count < vocabulary) | has_share)
 
-    def among(falling: jax.Array, chances: jax.Array, least: jax.Array) -> jax.Array:
+    def among(falling: Array, chances: Array, least: Array) -> Array:
         """From the greatest logits in falling order, and their probabilities."""
         before = jnp.cumsum(chances, axis=-1) - chances  # the probability of all likelier tokens
         last = jnp.min(jnp.where(before < share, falling, jnp.inf), axis=-1, keepdims=True)
         return jnp.where(has_share, jnp.maximum(last, least), least)
 
-    def unlimited() -> jax.Array:
+    def unlimited() -> Array:
         return like(jnp.full(share.shape, -jnp.inf, logits.dtype), logits)
 
-    def within(window: int) -> jax.Array:
+    def within(window: int) -> Array:
         falling = jax.lax.top_k(logits, min(window, vocabulary))[0]
         least = _at(falling, jnp.minimum(count, falling.shape[-1]))
         least = jnp.where(is_limited, least, -jnp.inf)
-        top = jnp.max(
-            logits, axis=-1, keepdims=True
-        )  # a slice of `falling` would become a sort of all
+        # a slice of `falling` would become a sort of all
+        top = jnp.max(logits, axis=-1, keepdims=True)
         powers = jnp.exp(logits - top)
         total = jnp.sum(jnp.where(logits < least, 0, powers), axis=-1, keepdims=True)
         falling = jnp.where(falling < least, -jnp.inf, falling)
         return among(falling, jnp.exp(falling - top) / total, least)
 
-    def sorted_whole() -> jax.Array:
+    def sorted_whole() -> Array:
         falling = -jnp.sort(-logits, axis=-1)
         least = jnp.where(count < vocabulary, _at(falling, count), -jnp.inf)
         falling = jnp.where(falling < least, -jnp.inf, falling)
@@ -245,6 +244,6 @@ def _bound(logits: jax.Array, count: jax.Array, share: jax.Array, is_drawn: jax.
     return jax.lax.switch(kind, [unlimited, *windows, sorted_whole])
 
 
-def _at(falling: jax.Array, count: jax.Array) -> jax.Array:
+def _at(falling: Array, count: Array) -> Array:
     """The logit [N, 1] in this place, counted from 1."""
     return jnp.take_along_axis(falling, count - 1, axis=-1)

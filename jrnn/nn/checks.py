@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jrnn.errors import LayerError, near
 from jrnn.jaxprs.jax_internals import is_traced
@@ -21,7 +22,7 @@ def concrete(array: Any) -> np.ndarray | None:
     return None if is_traced(array) else np.asarray(array)
 
 
-def check_array(where: str, name: str, value: Any, shape: str = "") -> jax.Array:
+def check_array(where: str, name: str, value: Any, shape: str = "") -> Array:
     """`value` as an array; `shape` is for the message.
 
     >>> check_array("lstm", "x", None)
@@ -68,17 +69,16 @@ def check_integer(what: str, value: Any, least: int) -> int:
     return integer
 
 
-def check_lengths(where: str, lengths: Any, steps: int, batch: int) -> jax.Array:
+def check_lengths(where: str, lengths: Any, steps: int, batch: int) -> Array:
     """Lengths as [N] int32, each from 0 to T. Inside jit, only type and shape are checked.
 
     >>> check_lengths("lstm", [5, 2], steps=4, batch=2)
     Traceback (most recent call last):
     jrnn.errors.LayerError: lstm: lengths[0] is 5, but the sequences have 4 steps; lengths must lie between 0 and 4
     """
-    if not isinstance(lengths, jax.Array):
-        lengths = np.asarray(
-            lengths
-        )  # not jnp.asarray, which wraps 64-bit integers before they are checked
+    if not isinstance(lengths, Array):
+        # not jnp.asarray, which wraps 64-bit integers before they are checked
+        lengths = np.asarray(lengths)
     if lengths.size and not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise LayerError(f"{where}: lengths are {lengths.dtype}; they must be integers")
     if lengths.shape != (batch,):
@@ -96,7 +96,7 @@ def check_lengths(where: str, lengths: Any, steps: int, batch: int) -> jax.Array
     return jnp.asarray(lengths, jnp.int32)
 
 
-def check_flags(where: str, name: str, flags: Any, shape: tuple[int, ...]) -> jax.Array:
+def check_flags(where: str, name: str, flags: Any, shape: tuple[int, ...]) -> Array:
     """Booleans, one for each step, as an array of this shape.
 
     >>> check_flags("gru", "mask", jnp.zeros((4, 2)), (4, 2))
@@ -117,7 +117,7 @@ def check_flags(where: str, name: str, flags: Any, shape: tuple[int, ...]) -> ja
 
 def check_masks(
     where: str, resets: Any, mask: Any, shape: tuple[int, ...]
-) -> tuple[jax.Array | None, jax.Array | None]:
+) -> tuple[Array | None, Array | None]:
     """Resets and a mask as `check_flags` returns them, each None if it is None."""
     given = (("resets", resets), ("mask", mask))
     resets, mask = (
@@ -126,7 +126,7 @@ def check_masks(
     return resets, mask
 
 
-def check_dt(where: str, dt: Any, shape: tuple[int, ...], mask: Any = None) -> jax.Array:
+def check_dt(where: str, dt: Any, shape: tuple[int, ...], mask: Any = None) -> Array:
     """Times between steps as an array of this shape; outside jit, none below 0 where the mask, of this shape, is True.
 
     >>> check_dt("S5", [0.5, -1.0], (2,))
@@ -150,7 +150,7 @@ def check_dt(where: str, dt: Any, shape: tuple[int, ...], mask: Any = None) -> j
     return dt
 
 
-def check_features(where: str, x: jax.Array, size: int, ranks: dict[int, str]) -> None:
+def check_features(where: str, x: Array, size: int, ranks: dict[int, str]) -> None:
     """`x` must be real and have `size` features and one of these ranks; `ranks` maps each to its shape for messages.
 
     >>> check_features("lstm", jnp.zeros((5, 2, 3)), 4, {2: "[T, 4]", 3: "[T, N, 4]"})
@@ -164,7 +164,7 @@ def check_features(where: str, x: jax.Array, size: int, ranks: dict[int, str]) -
 
 def check_state(
     where: str, hx: Any, shapes: tuple[tuple[int, ...], ...], dtype: Any, name: str = "hx"
-) -> tuple[jax.Array, ...]:
+) -> tuple[Array, ...]:
     """The state h, or the pair (h, c), as a tuple of arrays of these shapes and this type; zeros for None.
 
     >>> check_state("lstm", jnp.zeros((1, 2, 4)), ((1, 2, 4), (1, 2, 4)), jnp.float32)
@@ -230,14 +230,12 @@ def check_floating(name: str, dtype: Any) -> None:
         )
 
 
-def _check_real(what: str, array: jax.Array) -> None:
+def _check_real(what: str, array: Array) -> None:
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         raise LayerError(f"{what} is {array.dtype}; it must be real")
 
 
 def _described(value: Any) -> str:
-    return (
-        f"an array {list(value.shape)}"
-        if hasattr(value, "shape")
-        else f"of type {type(value).__name__}"
-    )
+    if hasattr(value, "shape"):
+        return f"an array {list(value.shape)}"
+    return f"of type {type(value).__name__}"

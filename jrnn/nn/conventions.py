@@ -44,9 +44,8 @@ CONVENTIONS: dict[tuple[str, str], Convention] = {
     ("flax", "GRU"): Convention(("r", "z", "n"), "input", transposed=True),
     ("keras", "RNN"): Convention(("h",), "sum", transposed=True),
     ("keras", "LSTM"): Convention(("i", "f", "g", "o"), "sum", transposed=True),  # i, f, c, o
-    ("keras", "GRU"): Convention(
-        ("z", "r", "n"), "both", transposed=True
-    ),  # z, r, h with reset_after
+    # z, r, h with reset_after
+    ("keras", "GRU"): Convention(("z", "r", "n"), "both", transposed=True),
     ("onnx", "RNN"): Convention(("h",), "both"),
     ("onnx", "LSTM"): Convention(("i", "o", "f", "g"), "both"),  # i, o, f, c
     ("onnx", "GRU"): Convention(("z", "r", "n"), "both"),  # z, r, h with linear_before_reset
@@ -70,7 +69,10 @@ def convention(system: str, kind: str) -> Convention:
         raise ConversionError(
             f"no system is called {system!r}{near(system, systems)}; known are {systems}"
         )
-    kinds = [k for s, k in CONVENTIONS if s == system]
+    kinds = []
+    for s, k in CONVENTIONS:
+        if s == system:
+            kinds.append(k)
     raise ConversionError(
         f"{system} has no cell called {kind!r}{near(kind, kinds)}; known are {kinds}"
     )

@@ -24,7 +24,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import jax
+from jax import Array
 
 from jrnn.nn.settings import Settings, read, spelled_out, warn_of_dropout
 from jrnn.nn.stack import Params, run_stack, step_cell, step_stack
@@ -35,10 +35,14 @@ def _apart(
     where: str, function: Callable[..., Any], options: dict[str, Any]
 ) -> tuple[Settings, dict[str, Any]]:
     """The settings among the options, and the keyword arguments of a function."""
-    names = [
-        p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY
-    ]
-    own = {name: options.pop(name) for name in names if name in options}
+    names = []
+    for p in inspect.signature(function).parameters.values():
+        if p.kind is p.KEYWORD_ONLY:
+            names.append(p.name)
+    own = {}
+    for name in names:
+        if name in options:
+            own[name] = options.pop(name)
     return read(where, options, names), own
 
 
@@ -52,7 +56,7 @@ def _run(
 
 def _step(
     unit: Unit, where: str, params: Params, x: Any, hx: Any, options: dict[str, Any]
-) -> tuple[jax.Array, State]:
+) -> tuple[Array, State]:
     settings, own = _apart(where, step_stack, options)
     return step_stack(unit, where, params, x, hx, settings, **own)
 
@@ -60,7 +64,7 @@ def _step(
 @spelled_out(run_stack, Settings)
 def rnn(
     params: Params, x: Any, hx: Any = None, *, nonlinearity: str = "tanh", **options: Any
-) -> tuple[Any, jax.Array]:
+) -> tuple[Any, Array]:
     """A stack of plain recurrent layers, [T, N, D] -> [T, N, K P] and the last states [L K, N, P].
 
     Args:
@@ -109,9 +113,7 @@ def rnn(
 
 
 @spelled_out(run_stack, Settings)
-def lstm(
-    params: Params, x: Any, hx: Any = None, **options: Any
-) -> tuple[Any, tuple[jax.Array, jax.Array]]:
+def lstm(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Any, tuple[Array, Array]]:
     """A stack of LSTM layers, [T, N, D] -> [T, N, K P] and the last states [L K, N, P], [L K, N, H].
 
     Arguments are those of `rnn`; hx is a pair (h, c).
@@ -131,7 +133,7 @@ def lstm(
 
 
 @spelled_out(run_stack, Settings)
-def gru(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Any, jax.Array]:
+def gru(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Any, Array]:
     """A stack of GRU layers, [T, N, D] -> [T, N, K H] and the last states [L K, N, H]; arguments as in `rnn`.
 
     >>> import jax.numpy as jnp
@@ -148,7 +150,7 @@ def gru(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Any, ja
 @spelled_out(step_stack, Settings)
 def rnn_step(
     params: Params, x: Any, hx: Any = None, *, nonlinearity: str = "tanh", **options: Any
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
     """One step through a stack of plain layers; see `lstm_step`. The states are one array [L, N, P]."""
     y, states = _step(rnn_unit(nonlinearity), "rnn_step", params, x, hx, options)
     return y, states[0]
@@ -157,7 +159,7 @@ def rnn_step(
 @spelled_out(step_stack, Settings)
 def lstm_step(
     params: Params, x: Any, hx: Any = None, **options: Any
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+) -> tuple[Array, tuple[Array, Array]]:
     """One step through a stack of LSTM layers, for streaming. Takes and returns the state.
 
     Step by step, the outputs of a sequence are those of `lstm` without dropout.
@@ -192,7 +194,7 @@ def lstm_step(
 
 
 @spelled_out(step_stack, Settings)
-def gru_step(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[jax.Array, jax.Array]:
+def gru_step(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Array, Array]:
     """One step through a stack of GRU layers; see `lstm_step`. The states are one array [L, N, H]."""
     y, states = _step(GRU, "gru_step", params, x, hx, options)
     return y, states[0]
@@ -200,7 +202,7 @@ def gru_step(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[ja
 
 def rnn_cell(
     params: Params, x: Any, hx: Any = None, *, nonlinearity: str = "tanh", dtype: Any = None
-) -> jax.Array:
+) -> Array:
     """One step of one plain cell, [N, D], [N, H] -> [N, H], or without N.
 
     >>> import jax.numpy as jnp
@@ -211,14 +213,12 @@ def rnn_cell(
     return step_cell(rnn_unit(nonlinearity), "rnn_cell", params, x, hx, dtype)[0]
 
 
-def lstm_cell(
-    params: Params, x: Any, hx: Any = None, *, dtype: Any = None
-) -> tuple[jax.Array, jax.Array]:
+def lstm_cell(params: Params, x: Any, hx: Any = None, *, dtype: Any = None) -> tuple[Array, Array]:
     """One step of one LSTM cell, [N, D], (h [N, H], c [N, H]) -> (h, c), or without N."""
     h, c = step_cell(LSTM, "lstm_cell", params, x, hx, dtype)
     return h, c
 
 
-def gru_cell(params: Params, x: Any, hx: Any = None, *, dtype: Any = None) -> jax.Array:
+def gru_cell(params: Params, x: Any, hx: Any = None, *, dtype: Any = None) -> Array:
     """One step of one GRU cell, [N, D], [N, H] -> [N, H], or without N."""
     return step_cell(GRU, "gru_cell", params, x, hx, dtype)[0]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from jrnn import jaxprs
 from jrnn.errors import LayerError
@@ -49,8 +49,8 @@ class Noise(NamedTuple):
         keep: booleans [T, N, P or H] for each state, True where it keeps its old value; None without zoneout.
     """
 
-    recurrent: jax.Array | None = None
-    keep: tuple[jax.Array, ...] | None = None
+    recurrent: Array | None = None
+    keep: tuple[Array, ...] | None = None
 
 
 class Restart(NamedTuple):
@@ -61,7 +61,7 @@ class Restart(NamedTuple):
         state: arrays like the initial state.
     """
 
-    resets: jax.Array
+    resets: Array
     state: State
 
 
@@ -77,7 +77,7 @@ class Common(NamedTuple):
     unit: Unit
     settings: Settings
     dtype: Any
-    lengths: jax.Array | None
+    lengths: Array | None
     return_states: str
 
 
@@ -93,10 +93,10 @@ class Direction(NamedTuple):
     weights: Weights
     state: State
     restart: Restart | None = None
-    key: jax.Array | None = None
+    key: Array | None = None
 
 
-def draw(settings: Settings, key: jax.Array | None, steps: int, state: State) -> Noise:
+def draw(settings: Settings, key: Array | None, steps: int, state: State) -> Noise:
     """Draws the masks of a training run; without a key there are none.
 
     They are drawn before the scan, so that a step that is recomputed gets the same ones.
@@ -119,7 +119,7 @@ def draw(settings: Settings, key: jax.Array | None, steps: int, state: State) ->
     return Noise(recurrent, keep)
 
 
-def dropout_mask(key: jax.Array, rate: float, shape: tuple[int, ...], dtype) -> jax.Array:
+def dropout_mask(key: Array, rate: float, shape: tuple[int, ...], dtype) -> Array:
     """Zeros with probability `rate`, else 1 / (1 - rate)."""
     scale = 0.0 if rate == 1.0 else 1.0 / (1.0 - rate)
     return jnp.where(
@@ -134,11 +134,10 @@ def zoneout_rates(settings: Settings, states: int) -> tuple[float, ...]:
     if not isinstance(settings.zoneout, tuple):
         return (settings.zoneout,) * states
     if len(settings.zoneout) != states:
-        has = (
-            "1 state; give one probability"
-            if states == 1
-            else "2 states; give one probability, or a pair (h, c)"
-        )
+        if states == 1:
+            has = "1 state; give one probability"
+        else:
+            has = "2 states; give one probability, or a pair (h, c)"
         raise LayerError(f"zoneout is {settings.zoneout!r}, but this unit has {has}")
     return settings.zoneout
 
@@ -152,7 +151,7 @@ def accumulator(dtype) -> jnp.dtype:
     return jaxprs.promoted_type(dtype, jnp.float32)
 
 
-def contract(x: jax.Array, weight: jax.Array, dtype) -> jax.Array:
+def contract(x: Array, weight: Array, dtype) -> Array:
     """x weight^T, [..., D], [R, D] -> [..., R], in `accumulator(dtype)`."""
     axes = (((x.ndim - 1,), (1,)), ((), ()))
     return lax.dot_general(
@@ -160,14 +159,14 @@ def contract(x: jax.Array, weight: jax.Array, dtype) -> jax.Array:
     )
 
 
-def _normalize(z: jax.Array, gain: jax.Array) -> jax.Array:
+def _normalize(z: Array, gain: Array) -> Array:
     """Layer normalization, (z - mean) / sqrt(variance + 1e-5) gain, [N, G H]."""
     centered = z - jnp.mean(z, axis=-1, keepdims=True)
     variance = jnp.mean(centered * centered, axis=-1, keepdims=True)
     return centered * lax.rsqrt(variance + EPSILON) * gain[None].astype(z.dtype)
 
 
-def _biases(unit: Unit, weights: Weights, dtype) -> tuple[jax.Array | None, jax.Array | None]:
+def _biases(unit: Unit, weights: Weights, dtype) -> tuple[Array | None, Array | None]:
     """The biases in the input's contribution [1, G H], and the hidden bias of a late gate [1, H], each or None."""
     if weights.bias_ih is None:
         return None, None
@@ -183,8 +182,8 @@ def _biases(unit: Unit, weights: Weights, dtype) -> tuple[jax.Array | None, jax.
 
 
 def make_step(
-    unit: Unit, weights: Weights, settings: Settings, dtype, variational: jax.Array | None = None
-) -> Callable[[State, tuple], tuple[State, jax.Array]]:
+    unit: Unit, weights: Weights, settings: Settings, dtype, variational: Array | None = None
+) -> Callable[[State, tuple], tuple[State, Array]]:
     """The step `(state, (x, noise)) -> (state, y)` of one direction of one layer.
 
     Args:
@@ -197,7 +196,7 @@ def make_step(
         bias = None
     rates = zoneout_rates(settings, unit.states)
 
-    def step(state: State, inputs: tuple) -> tuple[State, jax.Array]:
+    def step(state: State, inputs: tuple) -> tuple[State, Array]:
         x, (recurrent, keep) = inputs
         recurrent = variational if recurrent is None else recurrent
         h = state[0] if recurrent is None else state[0] * recurrent
@@ -226,7 +225,7 @@ def make_step(
 
 
 def read_rows(
-    unit: Unit, first: Sequence[Direction], table: jax.Array, tokens: jax.Array, dtype
+    unit: Unit, first: Sequence[Direction], table: Array, tokens: Array, dtype
 ) -> tuple[list[Direction], Any]:
     """The directions of the first layer, and their input, of rows of an embedding [V, D] by tokens [T, N].
 
@@ -247,7 +246,7 @@ def read_rows(
     return [first[0]._replace(weights=weights._replace(weight_ih=None))], _rows(products, tokens)
 
 
-def _rows(table: jax.Array, places: jax.Array) -> jax.Array:
+def _rows(table: Array, places: Array) -> Array:
     """table[places], [V, R], [...] -> [..., R].
 
     The gradient adds rows to rows. XLA:CPU first copies all of them, unless the lookup keeps an axis for the one row.
@@ -268,8 +267,8 @@ def _is_plain(unit: Unit, weights: Weights, settings: Settings) -> bool:
 
 
 def run_layer(
-    shared: Common, directions: Sequence[Direction], x: jax.Array
-) -> tuple[list[State], jax.Array]:
+    shared: Common, directions: Sequence[Direction], x: Array
+) -> tuple[list[State], Array]:
     """All directions of a layer over a whole sequence, [T, N, D] -> the states of each direction and y [T, N, K P].
 
     `x` must be finite past the lengths; the values there do not matter.
@@ -286,9 +285,9 @@ def run_layer(
         return _run_whole(shared, directions, x)
     if len(directions) == 2 and shared.return_states == "last" and settings.merges(first.key):
         return _run_both(shared, directions, x)
-    runs = [
-        _run_direction(shared, one, x, reverse) for one, reverse in zip(directions, (False, True))
-    ]
+    runs = []
+    for one, reverse in zip(directions, (False, True)):
+        runs.append(_run_direction(shared, one, x, reverse))
     outputs = [y for _, y in runs]
     return [state for state, _ in runs], outputs[0] if len(outputs) == 1 else jnp.concatenate(
         outputs, axis=-1
@@ -296,8 +295,8 @@ def run_layer(
 
 
 def _run_direction(
-    shared: Common, direction: Direction, x: jax.Array, reverse: bool = False
-) -> tuple[State, jax.Array]:
+    shared: Common, direction: Direction, x: Array, reverse: bool = False
+) -> tuple[State, Array]:
     """One direction of a layer, [T, N, D] -> states and y [T, N, P]. In reverse a sequence starts at its last step."""
     unit, settings, dtype, lengths, return_states = shared
     weights, state, restart, key = direction
@@ -321,13 +320,13 @@ def _run_direction(
 
 
 def _run_both(
-    shared: Common, directions: Sequence[Direction], x: jax.Array
-) -> tuple[list[State], jax.Array]:
+    shared: Common, directions: Sequence[Direction], x: Array
+) -> tuple[list[State], Array]:
     """Both directions of a layer without noise, in one loop with batched products."""
     steps = x.shape[0]
     lengths = shared.lengths
 
-    def backward(value: jax.Array) -> jax.Array:
+    def backward(value: Array) -> Array:
         """Reverses each sequence of [T, N, ...]; its padding stays at the end."""
         if lengths is None:
             return lax.rev(value, (0,))
@@ -354,10 +353,10 @@ def _all_states(
     lengths: Any,
     reverse: bool,
     return_states: str,
-) -> tuple[State, jax.Array]:
+) -> tuple[State, Array]:
     """Runs a scan that returns the states after every step, [T, ...]. Past the end of a sequence they do not change."""
 
-    def with_state(state: State, inputs: Any) -> tuple[State, tuple[jax.Array, State]]:
+    def with_state(state: State, inputs: Any) -> tuple[State, tuple[Array, State]]:
         new, y = step(state, inputs)
         return new, (y, new)
 
@@ -369,10 +368,10 @@ def _all_states(
             for s, h in zip(states, state if reverse else last, strict=True)
         )
     if return_states == "all+initial":  # the initial state comes first, or last in reverse
-        rows = [
-            (s, h[None]) if reverse else (h[None], s) for s, h in zip(states, state, strict=True)
-        ]
-        states = tuple(jnp.concatenate(row) for row in rows)
+        rows = []
+        for s, h in zip(states, state, strict=True):
+            rows.append((s, h[None]) if reverse else (h[None], s))
+        states = tuple(map(jnp.concatenate, rows))
     return states, y
 
 
@@ -384,18 +383,20 @@ def _(x, *rest, unit, directions, **_):
 
 
 def _run_whole(
-    shared: Common, directions: Sequence[Direction], x: jax.Array
-) -> tuple[list[State], jax.Array]:
+    shared: Common, directions: Sequence[Direction], x: Array
+) -> tuple[list[State], Array]:
     """All directions of a layer as one equation."""
     unit = shared.unit
     weights = [one.weights for one in directions]
     bias = weights[0].bias_ih is not None
-    arrays = [
-        getattr(w, name).astype(x.dtype)
-        for w in weights
-        for name in Weights._fields[: 4 if bias else 2]
-    ]
-    flat = [leaf for one in directions for leaf in one.state]
+    arrays = []
+    for w in weights:
+        for name in Weights._fields[: 4 if bias else 2]:
+            arrays.append(getattr(w, name).astype(x.dtype))
+    flat = []
+    for one in directions:
+        for leaf in one.state:
+            flat.append(leaf)
     more = [] if shared.lengths is None else [shared.lengths]
     y, *last = recurrent_layer.bind(
         x, *flat, *arrays, *more, unit=unit, directions=len(weights), bias=bias, lengths=bool(more)

@@ -13,9 +13,9 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.errors import LayerError
@@ -28,7 +28,7 @@ from jrnn.nn.units import GRU as GRU_UNIT
 from jrnn.nn.units import LSTM as LSTM_UNIT
 from jrnn.nn.units import Unit, rnn_unit
 
-Rngs = nnx.Rngs | nnx.RngStream | jax.Array
+Rngs = nnx.Rngs | nnx.RngStream | Array
 
 
 class Parameters(nnx.Module):
@@ -50,7 +50,7 @@ class Parameters(nnx.Module):
         """The module's name in messages."""
         return self.layout.unit.name
 
-    def _initial(self, key: jax.Array, dtype: Any) -> dict[str, jax.Array]:
+    def _initial(self, key: Array, dtype: Any) -> dict[str, Array]:
         return init(self._shapes(), self.layout.hidden_size, key, dtype)
 
     def _create(self, rngs: nnx.Rngs, dtype: Any) -> None:
@@ -62,7 +62,7 @@ class Parameters(nnx.Module):
         for name, value in self._initial(rngs.params(), dtype).items():
             setattr(self, name, nnx.Param(value))
 
-    def params(self) -> dict[str, jax.Array]:
+    def params(self) -> dict[str, Array]:
         """The parameters by their names, as the functional form takes them."""
         return {name: getattr(self, name)[...] for name in self._shapes()}
 
@@ -113,7 +113,7 @@ class _Stack(Parameters):
         self._create(rngs, param_dtype)
         self.rngs = rngs.dropout.fork() if self.settings.random else nnx.data(None)
 
-    def _key(self, rngs: Rngs | None) -> jax.Array | None:
+    def _key(self, rngs: Rngs | None) -> Array | None:
         if self.deterministic or not self.settings.random:
             return None
         source = self.rngs if rngs is None else rngs
@@ -121,7 +121,7 @@ class _Stack(Parameters):
             return source.dropout()
         if isinstance(source, nnx.RngStream):
             return source()
-        if not isinstance(source, jax.Array):
+        if not isinstance(source, Array):
             raise LayerError(
                 f"{self.layout.unit.name}: rngs is of type {type(source).__name__}; it must be flax.nnx.Rngs, one of its "
                 "streams, or a key"
@@ -150,15 +150,14 @@ class _Stack(Parameters):
 
     def initial_state(self, batch: int) -> Any:
         """The initial states of a call without `hx`, for `batch` sequences: zeros [L K, N, P], or for an LSTM (h, c)."""
-        dtype = (
-            jaxprs.promoted_type(*self.params().values())
-            if self.settings.dtype is None
-            else self.settings.dtype
-        )
+        if self.settings.dtype is None:
+            dtype = jaxprs.promoted_type(*self.params().values())
+        else:
+            dtype = self.settings.dtype
         return as_given(stack_state(self.layout.unit.name, self.layout, None, batch, dtype))
 
     @spelled_out(step_stack)
-    def step(self, x: Any, hx: Any = None, **masks: Any) -> tuple[jax.Array, Any]:
+    def step(self, x: Any, hx: Any = None, **masks: Any) -> tuple[Array, Any]:
         """One step, [N, D] -> y [N, P] and the states, which the next step takes; see `jrnn.nn.functional.lstm_step`."""
         unit = self.layout.unit
         y, states = step_stack(
@@ -167,7 +166,7 @@ class _Stack(Parameters):
         return y, as_given(states)
 
 
-def as_given(states: tuple[jax.Array, ...]) -> Any:
+def as_given(states: tuple[Array, ...]) -> Any:
     """The states in the form that users see: h, or the pair (h, c)."""
     return states if len(states) == 2 else states[0]
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jrnn.errors import LayerError
 from jrnn.jaxprs.jax_internals import is_traced
@@ -31,13 +31,13 @@ class PackedSequence(NamedTuple):
         unsorted_indices: [N] int32, the inverse of `sorted_indices`.
     """
 
-    data: jax.Array
-    batch_sizes: jax.Array
-    sorted_indices: jax.Array
-    unsorted_indices: jax.Array
+    data: Array
+    batch_sizes: Array
+    sorted_indices: Array
+    unsorted_indices: Array
 
     @property
-    def lengths(self) -> jax.Array:
+    def lengths(self) -> Array:
         """[N] int32, the length of each sequence, in the order of the batch before packing."""
         ranks = self.unsorted_indices[:, None]
         return jnp.sum(self.batch_sizes[None, :] > ranks, axis=1, dtype=jnp.int32)
@@ -103,11 +103,10 @@ def pack_padded_sequence(
             f"pack_padded_sequence: lengths are {known.tolist()}; sort them in descending order, or give "
             "enforce_sorted=False"
         )
-    capacity = (
-        steps * batch
-        if capacity is None
-        else check_integer("pack_padded_sequence: capacity", capacity, 0)
-    )
+    if capacity is None:
+        capacity = steps * batch
+    else:
+        capacity = check_integer("pack_padded_sequence: capacity", capacity, 0)
     if known is not None and known.sum() > capacity:
         raise LayerError(
             f"pack_padded_sequence: the lengths add up to {known.sum()} rows, but capacity is {capacity}; "
@@ -134,7 +133,7 @@ def pad_packed_sequence(
     batch_first: bool = False,
     padding_value: float = 0.0,
     total_length: int | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
     """Returns padded sequences from packed ones, in the order of the batch before packing, and their lengths.
 
     Args:
@@ -179,14 +178,14 @@ def pad_sequence(
     batch_first: bool = False,
     padding_value: float = 0.0,
     total_length: int | None = None,
-) -> jax.Array:
+) -> Array:
     """Stacks sequences [T_n, ...] to one padded array [T, N, ...], where T is the longest T_n or `total_length`."""
     # numpy does not compile for every new set of lengths; only tracers need jax.numpy.
-    xp = jnp if any(is_traced(sequence) for sequence in sequences) else np
-    arrays = [xp.asarray(sequence) for sequence in sequences]
+    xp = jnp if any(map(is_traced, sequences)) else np
+    arrays = list(map(xp.asarray, sequences))
     if not arrays:
         raise LayerError("pad_sequence: there are no sequences; give at least one")
-    longest = max(len(array) for array in arrays)
+    longest = max(map(len, arrays))
     total = longest if total_length is None else total_length
     if total < longest:
         raise LayerError(
@@ -200,10 +199,11 @@ def pad_sequence(
                 "all axes but the first must agree"
             )
     dtype = xp.result_type(*arrays)
-    padded = [
-        xp.concatenate([a, xp.full((total - len(a), *features), padding_value, dtype)])
-        for a in arrays
-    ]
+    padded = []
+    for a in arrays:
+        padded.append(
+            xp.concatenate([a, xp.full((total - len(a), *features), padding_value, dtype)])
+        )
     return jnp.asarray(xp.stack(padded, axis=0 if batch_first else 1))
 
 
@@ -225,7 +225,7 @@ def pack_sequence(
     [1.0, 3.0, 2.0, 0.0]
     """
     padded = pad_sequence(sequences, total_length=total_length)
-    lengths = [len(sequence) for sequence in sequences]
+    lengths = list(map(len, sequences))
     return pack_padded_sequence(padded, lengths, enforce_sorted=enforce_sorted, capacity=capacity)
 
 

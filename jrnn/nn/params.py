@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn.errors import LayerError, near
 from jrnn.nn.checks import check_bools, check_integer
@@ -101,7 +102,8 @@ class Layout:
         shapes: dict[str, tuple[int, ...]] = {}
         for k, suffix in enumerate(self.suffixes()):
             width = self.input_size if k < self.directions else self.output_size * self.directions
-            shapes |= {name + suffix: shape for name, shape in self.cell_shapes(width).items()}
+            for name, shape in self.cell_shapes(width).items():
+                shapes[name + suffix] = shape
         return shapes
 
     def cell_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
@@ -119,7 +121,7 @@ class Layout:
             shapes |= {"norm_ih": (rows,), "norm_hh": (rows,)}
         return shapes
 
-    def init(self, key: jax.Array, dtype: Any = jnp.float32) -> dict[str, jax.Array]:
+    def init(self, key: Array, dtype: Any = jnp.float32) -> dict[str, Array]:
         """Initial values, uniform in [-1/sqrt(H), 1/sqrt(H)] as in PyTorch; `norm_*` are 1.
 
         >>> from jrnn.nn.units import GRU
@@ -141,9 +143,9 @@ class Layout:
 def init(
     shapes: Mapping[str, tuple[int, ...]],
     hidden_size: int,
-    key: jax.Array,
+    key: Array,
     dtype: Any = jnp.float32,
-) -> dict[str, jax.Array]:
+) -> dict[str, Array]:
     """As `Layout.init`, for parameters of these shapes."""
     bound = 1.0 / math.sqrt(hidden_size)
     keys = jax.random.split(key, len(shapes))
@@ -166,9 +168,10 @@ def layout_of(unit: Unit, params: Mapping[str, Any]) -> Layout:
     Traceback (most recent call last):
     jrnn.errors.LayerError: GRU: weight_hh_l0 is [9, 4] but must be [12, 4]
     """
-    layers = [
-        name for name in params if name.startswith("weight_ih_l") and not name.endswith("_reverse")
-    ]
+    layers = []
+    for name in params:
+        if name.startswith("weight_ih_l") and not name.endswith("_reverse"):
+            layers.append(name)
     layout = _layout(
         unit,
         params,

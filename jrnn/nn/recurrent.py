@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 from jax.nn.initializers import Initializer
 
 from jrnn import jaxprs
@@ -31,6 +32,7 @@ from jrnn.nn.sequences import Compaction, Sequences, Steps, compute_type, in_row
 from jrnn.nn.settings import spelled_out
 from jrnn.nn.span import Span
 
+Outputs = tuple[Array, Any]  # y [T, N, P], and the state after the last step
 Parameter = tuple[Initializer, tuple[int, ...]]
 
 
@@ -84,13 +86,13 @@ class RecurrentLayer(Parameters):
         """The state before the first step: a tree of arrays [N, ...]; floating-point ones have this type."""
 
     @abstractmethod
-    def _run(self, params: Any, x: jax.Array, state: Any, span: Span) -> tuple[Any, Any]:
+    def _run(self, params: Any, x: Array, state: Any, span: Span) -> Outputs:
         """The formula, x [T, N, D] -> y [T, N, P] and the state after the last step."""
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: shape for name, (_, shape) in self._parameters().items()}
 
-    def _initial(self, key: jax.Array, dtype: Any) -> dict[str, jax.Array]:
+    def _initial(self, key: Array, dtype: Any) -> dict[str, Array]:
         wanted = self._parameters()
         keys = jax.random.split(key, max(len(wanted), 1))
         return {
@@ -107,7 +109,7 @@ class RecurrentLayer(Parameters):
         resets: Any = None,
         mask: Any = None,
         dt: Any = None,
-    ) -> tuple[jax.Array, Any]:
+    ) -> Outputs:
         """[T, N, D] -> y [T, N, P] and the state after the last step.
 
         Args:
@@ -129,7 +131,7 @@ class RecurrentLayer(Parameters):
 
     def apply(
         self, params: Mapping[str, Any], x: Any, state: Any = None, **options: Any
-    ) -> tuple[jax.Array, Any]:
+    ) -> Outputs:
         """As a call, but a pure function of `params`, a dict as `params()` returns it."""
         given = Sequences.of(self._name(), x, self.input_size, self.batch_first, **options)
         self._check_timed(given.dt)
@@ -143,7 +145,7 @@ class RecurrentLayer(Parameters):
         y, state = compiled_once(_run_parts, tuple(functions.values()), kind, arrays)
         return given.given_back(y), state
 
-    def _check_timed(self, dt: jax.Array | None) -> None:
+    def _check_timed(self, dt: Array | None) -> None:
         if dt is not None and not self._timed:
             raise LayerError(
                 f"{self._name()}: dt is given, but this layer has no time between steps; give LRU, S5, Mamba, Mamba2, or a "
@@ -155,10 +157,14 @@ class RecurrentLayer(Parameters):
         # flax orders the attributes of its copies
         shapes = self._shapes()
         attributes = sorted(vars(self).items())
-        own = {k: v for k, v in attributes if not (k.startswith("_pytree__") or k in shapes)}
-        functions = {
-            k: v for k, v in own.items() if callable(v) and not isinstance(v, (type, nnx.Module))
-        }
+        own = {}
+        for k, v in attributes:
+            if not (k.startswith("_pytree__") or k in shapes):
+                own[k] = v
+        functions = {}
+        for k, v in own.items():
+            if callable(v) and not isinstance(v, (type, nnx.Module)):
+                functions[k] = v
         others = tuple((k, v) for k, v in own.items() if k not in functions)
         plain = all(
             isinstance(v, (int, float, str, tuple, type, jnp.dtype, type(None))) for _, v in others
@@ -167,7 +173,7 @@ class RecurrentLayer(Parameters):
 
     def step(
         self, x: Any, state: Any = None, *, resets: Any = None, mask: Any = None, dt: Any = None
-    ) -> tuple[jax.Array, Any]:
+    ) -> Outputs:
         """One step, [N, D] or [D] -> y [N, P] or [P] and the state, which the next step takes.
 
         `resets`, `mask` and `dt`, [N] or numbers, are those of this step, as in a call.
@@ -176,7 +182,7 @@ class RecurrentLayer(Parameters):
 
     def apply_step(
         self, params: Mapping[str, Any], x: Any, state: Any = None, **options: Any
-    ) -> tuple[jax.Array, Any]:
+    ) -> Outputs:
         """As `step`, but a pure function of `params`."""
         given = Steps.of(self._name(), x, self.input_size, **options)
         self._check_timed(given.dt)
@@ -194,7 +200,7 @@ class RecurrentLayer(Parameters):
 
     @jaxprs.with_promotion
     def _called(
-        self, params: Any, x: jax.Array, state: Any, more: Any, span: Span, single: bool
+        self, params: Any, x: Array, state: Any, more: Any, span: Span, single: bool
     ) -> tuple[Any, Any]:
         """Runs the formula on [T, N, D] whatever padding holds; `more`: lengths [N], resets, mask and dt [T, N], or None."""
         fresh = self._fresh(x.shape[1], accumulator(span.dtype))
@@ -296,7 +302,7 @@ class Recurrent(RecurrentLayer):
         step: Callable[[Any, Any, Any], tuple[Any, Any]],
         input_size: int,
         initial_state: Callable[[int], Any],
-        params: Mapping[str, Any] | Callable[[jax.Array], Mapping[str, Any]],
+        params: Mapping[str, Any] | Callable[[Array], Mapping[str, Any]],
         *,
         rngs: nnx.Rngs,
         **options: Any,
@@ -312,7 +318,7 @@ class Recurrent(RecurrentLayer):
     # The step is the user's: where an option of JAX forbids promotion, it is forbidden in the step.
     _called = RecurrentLayer._called.__wrapped__  # type: ignore[attr-defined]
 
-    def _initial(self, key: jax.Array, dtype: Any) -> dict[str, jax.Array]:
+    def _initial(self, key: Array, dtype: Any) -> dict[str, Array]:
         return dict(self._given)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -326,7 +332,7 @@ class Recurrent(RecurrentLayer):
         parameters = inspect.signature(self._step).parameters.values()
         return any(p.kind is p.VAR_POSITIONAL for p in parameters) or len(parameters) > 3
 
-    def _run(self, params: Any, x: jax.Array, state: Any, span: Span) -> tuple[Any, Any]:
+    def _run(self, params: Any, x: Array, state: Any, span: Span) -> Outputs:
         fresh = self._fresh(x.shape[1], span.dtype)
 
         def step(carry: Any, inputs: tuple[Any, ...]) -> tuple[Any, Any]:

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.nn.checks import check_array, check_dt, check_features, check_lengths, check_masks
 
 
-def compute_type(params: Mapping[str, Any], x: jax.Array, dtype: Any) -> Any:
+def compute_type(params: Mapping[str, Any], x: Array, dtype: Any) -> Any:
     """The type of the products with weights: `dtype`, or that of the input and the parameters."""
     return jaxprs.promoted_type(x, *params.values()) if dtype is None else jnp.dtype(dtype)
 
@@ -34,11 +35,11 @@ class Sequences:
         batch_first: whether the caller has [N, T, D].
     """
 
-    x: jax.Array
-    lengths: jax.Array | None
-    resets: jax.Array | None
-    mask: jax.Array | None
-    dt: jax.Array | None
+    x: Array
+    lengths: Array | None
+    resets: Array | None
+    mask: Array | None
+    dt: Array | None
     single: bool
     batch_first: bool
 
@@ -57,7 +58,7 @@ class Sequences:
         shape = x.shape[:-1]
         swap = batch_first and not single
 
-        def time_first(array: jax.Array) -> jax.Array:
+        def time_first(array: Array) -> Array:
             return array[:, None] if single else jnp.swapaxes(array, 0, 1) if swap else array
 
         given = (
@@ -89,10 +90,10 @@ class Steps:
         single: whether the caller has one sequence, [D].
     """
 
-    x: jax.Array
-    resets: jax.Array | None
-    mask: jax.Array | None
-    dt: jax.Array | None
+    x: Array
+    resets: Array | None
+    mask: Array | None
+    dt: Array | None
     single: bool
 
     @classmethod
@@ -109,7 +110,7 @@ class Steps:
         return cls(*given, single=x.ndim == 1)
 
 
-def where_live(live: jax.Array, x: jax.Array) -> jax.Array:
+def where_live(live: Array, x: Array) -> Array:
     """x [T, N, ...] where `live` [T, N], and 0 elsewhere.
 
     Padding may hold NaN. It is replaced before any product, so that it reaches neither values nor gradients.
@@ -119,10 +120,10 @@ def where_live(live: jax.Array, x: jax.Array) -> jax.Array:
     )
 
 
-def in_rows(rows: jax.Array, then: Any, otherwise: Any, axis: int = 0) -> Any:
+def in_rows(rows: Array, then: Any, otherwise: Any, axis: int = 0) -> Any:
     """The arrays of one tree in these rows [N] of an axis, and those of another tree in the other rows."""
 
-    def of(a: jax.Array, b: jax.Array) -> jax.Array:
+    def of(a: Array, b: Array) -> Array:
         return jnp.where(
             rows.reshape((1,) * axis + rows.shape + (1,) * (jnp.ndim(b) - axis - 1)), a, b
         )
@@ -144,16 +145,16 @@ class Compaction(NamedTuple):
             `before` leaves out a reset at step 0, which means nothing to a reverse direction.
     """
 
-    mask: jax.Array
-    order: jax.Array
-    lengths: jax.Array
-    resets: jax.Array | None = None
-    before: jax.Array | None = None
-    after: jax.Array | None = None
+    mask: Array
+    order: Array
+    lengths: Array
+    resets: Array | None = None
+    before: Array | None = None
+    after: Array | None = None
 
     @classmethod
     def of(
-        cls, mask: jax.Array, lengths: jax.Array | None = None, resets: jax.Array | None = None
+        cls, mask: Array, lengths: Array | None = None, resets: Array | None = None
     ) -> Compaction:
         """From a mask [T, N], lengths [N] or None, and resets [T, N] or None, which end with the lengths.
 
@@ -171,9 +172,8 @@ class Compaction(NamedTuple):
         compaction = cls(mask, order, jnp.sum(mask, axis=0, dtype=jnp.int32))
         if resets is None or mask.shape[0] == 0:
             return compaction._replace(resets=resets)
-        pieces = jnp.cumsum(
-            resets, axis=0, dtype=jnp.int32
-        )  # which piece between resets a step belongs to
+        # which piece between resets a step belongs to
+        pieces = jnp.cumsum(resets, axis=0, dtype=jnp.int32)
         own = compaction.moved(pieces)
         end = pieces[-1]
         earlier = jnp.concatenate([jnp.zeros_like(own[:1]), own[:-1]])
@@ -186,13 +186,13 @@ class Compaction(NamedTuple):
             after=end > jnp.where(any_left, last, 0),
         )
 
-    def moved(self, leaf: jax.Array) -> jax.Array:
+    def moved(self, leaf: Array) -> Array:
         """The steps [T, N, ...] that count first."""
         return jnp.take_along_axis(
             leaf, self.order.reshape(self.order.shape + (1,) * (leaf.ndim - 2)), axis=0
         )
 
-    def put_back(self, leaf: jax.Array) -> jax.Array:
+    def put_back(self, leaf: Array) -> Array:
         """Moved steps [T, N, ...] where they were, and zeros at steps that do not count."""
         if self.mask.shape[0] == 0:
             return leaf

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from jrnn.errors import LayerError
 from jrnn.nn.checks import check_array
@@ -61,7 +62,7 @@ class Sequential(nnx.Module):
     def __call__(
         self, x: Any, state: Any = None, *, lengths: Any = None, resets: Any = None, mask: Any = None, dt: Any = None,
         rngs: Any = None,
-    ) -> tuple[jax.Array, Any]:  # fmt: skip
+    ) -> tuple[Array, Any]:  # fmt: skip
         """[T, N, D] -> y [T, N, P] and the state after the last step.
 
         Args:
@@ -79,7 +80,9 @@ class Sequential(nnx.Module):
         size = x.shape[-1] if x.ndim else 0
         options = dict(lengths=lengths, resets=resets, mask=mask, dt=dt)
         given = Sequences.of("Sequential", x, size, self.batch_first, **options)
-        rows = {name: getattr(given, name) for name in ("x", "resets", "mask", "dt")}
+        rows = {}
+        for name in ("x", "resets", "mask", "dt"):
+            rows[name] = getattr(given, name)
         if given.single:
             rows = {name: None if leaf is None else leaf[:, 0] for name, leaf in rows.items()}
         x = rows.pop("x")
@@ -90,14 +93,15 @@ class Sequential(nnx.Module):
             live = within if live is None else live & within
             rows["lengths"] = given.lengths
 
-        def call(part: Any, x: jax.Array, state: Any) -> Any:
+        def call(part: Any, x: Array, state: Any) -> Any:
             if not _is_layer(part):
-                return (
-                    part(x, rngs=rngs)
-                    if isinstance(part, nnx.Dropout) and rngs is not None
-                    else part(x)
-                )
-            own = {name: leaf for name, leaf in rows.items() if name != "dt" or _is_timed(part)}
+                if isinstance(part, nnx.Dropout) and rngs is not None:
+                    return part(x, rngs=rngs)
+                return part(x)
+            own = {}
+            for name, leaf in rows.items():
+                if name != "dt" or _is_timed(part):
+                    own[name] = leaf
             return part(
                 x,
                 state,
@@ -110,7 +114,7 @@ class Sequential(nnx.Module):
 
     def step(
         self, x: Any, state: Any = None, *, resets: Any = None, mask: Any = None, dt: Any = None
-    ) -> tuple[jax.Array, Any]:
+    ) -> tuple[Array, Any]:
         """One step, [N, D] or [D] -> y [N, P] or [P] and the state, which the next step takes. Nothing is dropped.
 
         `resets`, `mask` and `dt`, [N] or numbers, are those of this step, as in a call.
@@ -122,7 +126,7 @@ class Sequential(nnx.Module):
         )
         rows = {"resets": resets, "mask": mask, "dt": dt}
 
-        def call(part: Any, x: jax.Array, state: Any) -> Any:
+        def call(part: Any, x: Array, state: Any) -> Any:
             if not _is_layer(part):
                 return x if isinstance(part, nnx.Dropout) else part(x)
             return part.step(
@@ -148,19 +152,18 @@ class Sequential(nnx.Module):
     def _through(
         self,
         call: Callable[..., Any],
-        x: jax.Array,
+        x: Array,
         state: Any,
-        live: jax.Array | None,
+        live: Array | None,
         single: bool,
-    ) -> tuple[jax.Array, Any]:
+    ) -> tuple[Array, Any]:
         """Calls all parts. What does not count is 1 for those without a state, of which most functions have a gradient."""
         count = sum(map(_is_layer, self.parts))
         if state is not None and not (isinstance(state, (tuple, list)) and len(state) == count):
-            given = (
-                f"{len(state)} entries"
-                if isinstance(state, (tuple, list))
-                else f"a {type(state).__name__}"
-            )
+            if isinstance(state, (tuple, list)):
+                given = f"{len(state)} entries"
+            else:
+                given = f"a {type(state).__name__}"
             raise LayerError(
                 f"Sequential: the state is {given} but must be a tuple of {count}, as initial_state"
             )
@@ -188,11 +191,9 @@ def _is_layer(part: Any) -> bool:
 
 
 def _is_timed(part: Any) -> bool:
-    return (
-        any(map(_is_timed, part.parts))
-        if isinstance(part, Sequential)
-        else getattr(part, "_timed", False)
-    )
+    if isinstance(part, Sequential):
+        return any(map(_is_timed, part.parts))
+    return getattr(part, "_timed", False)
 
 
 def _moved(part: Any, state: Any, back: bool = False) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn.loops import Recompute, scan
 from jrnn.nn.layers import causal_convolution, contract, whole_layers
@@ -35,14 +36,14 @@ class Span:
 
     steps: int
     dtype: Any
-    lengths: jax.Array | None = None
-    resets: jax.Array | None = None
-    dt: jax.Array | None = None
+    lengths: Array | None = None
+    resets: Array | None = None
+    dt: Array | None = None
     recompute: Recompute = None
     executor: str = "auto"
     in_a_step: bool = False
 
-    def linear(self, x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    def linear(self, x: Array, weight: Array, bias: Array | None = None) -> Array:
         """x weight^T + bias, [..., D], [R, D], [R] -> [..., R]."""
         y = contract(x, weight, self.dtype)
         return y if bias is None else y + along_last(bias, y)
@@ -63,7 +64,7 @@ class Span:
             options["reset_state"] = fresh
         return scan(step, state, xs, resets=self.resets, **options)
 
-    def taps(self, x: jax.Array, window: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    def taps(self, x: Array, window: Array) -> tuple[list[Array], Array]:
         """The K - 1 values before each step and the step's own, oldest first, and the next window.
 
         Args:
@@ -74,27 +75,24 @@ class Span:
         past = jnp.concatenate([jnp.swapaxes(window, 0, 1).astype(x.dtype), x])  # [K - 1 + T, N, C]
         taps = [past[k : k + self.steps] for k in range(size + 1)]
         ends = jnp.full(x.shape[1:2], self.steps) if self.lengths is None else self.lengths
-        last = (
-            ends[None] + jnp.arange(size)[:, None]
-        )  # [K - 1, N], the places of the next window in `past`
+        # [K - 1, N], the places of the next window in `past`
+        last = ends[None] + jnp.arange(size)[:, None]
         kept = jnp.take_along_axis(past, last[..., None], axis=0)
         if self.resets is not None:
-            pieces = jnp.cumsum(
-                self.resets, axis=0, dtype=jnp.int32
-            )  # which piece of the row a step belongs to
+            # which piece of the row a step belongs to
+            pieces = jnp.cumsum(self.resets, axis=0, dtype=jnp.int32)
             pieces = jnp.concatenate([jnp.zeros((size, x.shape[1]), jnp.int32), pieces])
             now = pieces[size:]
-            taps = [
-                jnp.where((pieces[k : k + self.steps] == now)[..., None], tap, 0)
-                for k, tap in enumerate(taps)
-            ]
+            for k, tap in enumerate(taps):
+                is_same_piece = pieces[k : k + self.steps] == now
+                taps[k] = jnp.where(is_same_piece[..., None], tap, 0)
             piece = jnp.take_along_axis(pieces, last, axis=0)
             kept = jnp.where((piece == piece[-1:])[..., None], kept, 0)
         return taps, jnp.swapaxes(kept, 0, 1).astype(window.dtype)
 
     def convolve(
-        self, x: jax.Array, window: jax.Array, weight: jax.Array, bias: jax.Array | None = None
-    ) -> tuple[jax.Array, jax.Array]:
+        self, x: Array, window: Array, weight: Array, bias: Array | None = None
+    ) -> tuple[Array, Array]:
         """A causal convolution of each channel, y_t = sum_k weight_k x_(t - K + 1 + k) + bias, and the next window.
 
         Args:
@@ -108,10 +106,12 @@ class Span:
             y, last = causal_convolution.bind(x, window, weight, *([] if bias is None else [bias]))
             return y, last if self.lengths is None else self.taps(x, window)[1]
         taps, window = self.taps(x, window)
-        y = sum(tap * weight[:, k][None, None] for k, tap in enumerate(taps))
+        y = 0
+        for k, tap in enumerate(taps):
+            y += tap * weight[:, k][None, None]
         return (y if bias is None else y + along_last(bias, y)), window
 
-    def positions(self, start: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def positions(self, start: Array) -> tuple[Array, Array]:
         """The positions [T, N] of the steps, counted from `start` [N] or from the last reset, and the next start."""
         steps = jnp.arange(self.steps, dtype=start.dtype)[:, None]
         positions = start[None] + steps
@@ -126,19 +126,17 @@ class Span:
         return positions, jnp.where(self.lengths > 0, last, start).astype(start.dtype)
 
 
-def along_last(values: jax.Array, like: jax.Array) -> jax.Array:
+def along_last(values: Array, like: Array) -> Array:
     """The values [C] with leading axes, so that they combine with `like` [..., C]."""
     return values.reshape((1,) * (like.ndim - values.ndim) + values.shape)
 
 
-def heads(x: jax.Array, count: int) -> jax.Array:
+def heads(x: Array, count: int) -> Array:
     """[..., heads * C] -> [..., heads, C]."""
     return x.reshape(*x.shape[:-1], count, -1)
 
 
-def rotate(
-    x: jax.Array, positions: jax.Array, base: float = 10000.0, size: int | None = None
-) -> jax.Array:
+def rotate(x: Array, positions: Array, base: float = 10000.0, size: int | None = None) -> Array:
     """Rotary positions (Su et al., 2021) of the first `size` features of each head of x [T, N, heads, C]; None: of all.
 
     Features c and c + size/2 turn by position base^(-2 c/size).
@@ -156,15 +154,13 @@ def rotate(
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., size:]], axis=-1)
 
 
-def rms_norm(x: jax.Array, gain: jax.Array | None = None, epsilon: float = 1e-5) -> jax.Array:
+def rms_norm(x: Array, gain: Array | None = None, epsilon: float = 1e-5) -> Array:
     """x / sqrt(mean(x^2) + epsilon), times the gain, over the last axis (Zhang and Sennrich, 2019)."""
     y = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + epsilon)
     return y if gain is None else y * along_last(gain, y)
 
 
-def layer_norm(
-    x: jax.Array, gain: jax.Array, bias: jax.Array | None = None, epsilon: float = 1e-5
-) -> jax.Array:
+def layer_norm(x: Array, gain: Array, bias: Array | None = None, epsilon: float = 1e-5) -> Array:
     """(x - mean) / sqrt(variance + epsilon) gain + bias over the last axis (Ba et al., 2016)."""
     centered = x - jnp.mean(x, axis=-1, keepdims=True)
     y = centered * jax.lax.rsqrt(jnp.mean(centered * centered, axis=-1, keepdims=True) + epsilon)
@@ -172,6 +168,6 @@ def layer_norm(
     return y if bias is None else y + along_last(bias, y)
 
 
-def unit_length(x: jax.Array, epsilon: float = 1e-6) -> jax.Array:
+def unit_length(x: Array, epsilon: float = 1e-6) -> Array:
     """x / sqrt(|x|^2 + epsilon) over the last axis."""
     return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + epsilon)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import alike
@@ -53,7 +54,7 @@ def stack_state(
 
 def run_stack(
     unit: Unit, where: str, params: Params, x: Any, hx: Any, settings: Settings, *, lengths: Any = None, resets: Any = None,
-    reset_state: Any = None, mask: Any = None, key: jax.Array | None = None, return_states: str = "last",
+    reset_state: Any = None, mask: Any = None, key: Array | None = None, return_states: str = "last",
     embedding: Any = None,
 ) -> tuple[Any, State]:  # fmt: skip
     """Runs a stack over whole sequences of any kind.
@@ -114,7 +115,7 @@ def run_stack(
     return sequences.given_back(output), states
 
 
-def _tokens_and_rows(where: str, x: Any, table: Any, size: int) -> jax.Array:
+def _tokens_and_rows(where: str, x: Any, table: Any, size: int) -> Array:
     """Tokens [..., T] of rows of an embedding [V, D], as input with one feature."""
     if isinstance(x, PackedSequence):
         raise LayerError(
@@ -144,7 +145,7 @@ def _fresh_state(
 
 def _run_layers(
     functions: tuple[()], options: tuple[Common, int], arrays: Any
-) -> tuple[jax.Array, State]:
+) -> tuple[Array, State]:
     """All layers over [T, N, D], each of so many directions."""
     shared, width = options
     weights, states, fresh, (lengths, resets, mask), x, key, table = alike(arrays)
@@ -157,9 +158,8 @@ def _run_layers(
         x = steps.moved(x)
         lengths = steps.lengths
         resets = steps.resets
-        if (
-            steps.after is not None and width == 2
-        ):  # a reverse direction begins with the resets after the last step
+        # a reverse direction begins with the resets after the last step
+        if steps.after is not None and width == 2:
             states = _in_direction(1, width, steps.after, fresh, states)
     if lengths is not None:
         live = jnp.arange(x.shape[0])[:, None] < lengths[None]
@@ -193,16 +193,14 @@ def _run_layers(
     return steps.put_back(x), states
 
 
-def _in_direction(
-    direction: int, width: int, rows: jax.Array, then: State, otherwise: State
-) -> State:
+def _in_direction(direction: int, width: int, rows: Array, then: State, otherwise: State) -> State:
     """The states [L K, N, ...], of which those of one direction and of these rows [N] are others."""
     own = jnp.arange(otherwise[0].shape[0])[:, None] % width == direction
     chosen = (own & rows[None])[..., None]
     return tuple(jnp.where(chosen, a, b) for a, b in zip(then, otherwise, strict=True))
 
 
-def _restarts(resets: jax.Array, fresh: State, width: int) -> list[Restart]:
+def _restarts(resets: Array, fresh: State, width: int) -> list[Restart]:
     """The resets of each direction of each layer, in the order of the states."""
     # The reverse direction runs step t before step t - 1, so a reset at t acts before step t - 1.
     both = (resets, jax.lax.pad(resets, False, ((-1, 1, 0), (0, 0, 0))))
@@ -212,7 +210,7 @@ def _restarts(resets: jax.Array, fresh: State, width: int) -> list[Restart]:
 def step_stack(
     unit: Unit, where: str, params: Params, x: Any, hx: Any, settings: Settings, *, resets: Any = None,
     reset_state: Any = None, mask: Any = None,
-) -> tuple[jax.Array, State]:  # fmt: skip
+) -> tuple[Array, State]:  # fmt: skip
     """One step through a stack without a reverse direction, [N, D] or [D]; see `jrnn.nn.functional.lstm_step`."""
     layout = layout_of(unit, params)
     if layout.bidirectional:
@@ -237,7 +235,7 @@ def step_stack(
     for k, weights in enumerate(layout.split(params)):
         state, x = make_step(unit, weights, settings, dtype)(tuple(s[k] for s in old), (x, Noise()))
         last.append(state)
-    new = tuple(jnp.stack(leaves) for leaves in zip(*last, strict=True))
+    new = tuple(map(jnp.stack, zip(*last, strict=True)))
     if given.mask is not None:
         x = where_live(given.mask, x)
         new = in_rows(given.mask, new, old, axis=1)

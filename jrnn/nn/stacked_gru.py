@@ -16,11 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn.errors import LayerError
 from jrnn.loops import scan
+from jrnn.nn.units import GruGates as Gates
+from jrnn.nn.units import gru_gates
 
 
 class StackWeights(NamedTuple):
@@ -40,29 +42,20 @@ class StackWeights(NamedTuple):
     bW3s: Any
     bU3s: Any
 
-    def layer(self, k: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    def layer(self, k: int) -> tuple[Array, Array, Array, Array]:
         """W3, U3, bW3, bU3 of layer k."""
         return (self.W3s0 if k == 0 else self.W3sN[k - 1]), self.U3s[k], self.bW3s[k], self.bU3s[k]
-
-
-class Gates(NamedTuple):
-    """What a forward step saves for the backward step; each [N, H]."""
-
-    r: jax.Array
-    z: jax.Array
-    n: jax.Array
-    Uh: jax.Array
 
 
 class CellGradients(NamedTuple):
     """The gradients of one step with respect to its inputs."""
 
-    dx: jax.Array
-    dh: jax.Array
-    dW3: jax.Array
-    dU3: jax.Array
-    dbW3: jax.Array
-    dbU3: jax.Array
+    dx: Array
+    dh: Array
+    dW3: Array
+    dU3: Array
+    dbW3: Array
+    dbU3: Array
 
 
 class Cache(NamedTuple):
@@ -74,21 +67,21 @@ class Cache(NamedTuple):
         gates: Gates of arrays [T, N, H].
     """
 
-    inputs: tuple[jax.Array, ...]
-    hiddens: tuple[jax.Array, ...]
+    inputs: tuple[Array, ...]
+    hiddens: tuple[Array, ...]
     gates: tuple[Gates, ...]
 
 
 def gru_cell_inference(
-    x: jax.Array, W3: jax.Array, U3: jax.Array, bW3: jax.Array, bU3: jax.Array, hidden: jax.Array
-) -> jax.Array:
+    x: Array, W3: Array, U3: Array, bW3: Array, bU3: Array, hidden: Array
+) -> Array:
     """One step, x [N, D], hidden [N, H] -> the new hidden [N, H]."""
     return gru_cell_forward(x, W3, U3, bW3, bU3, hidden)[0]
 
 
 def gru_cell_forward(
-    x: jax.Array, W3: jax.Array, U3: jax.Array, bW3: jax.Array, bU3: jax.Array, hidden: jax.Array
-) -> tuple[jax.Array, Gates]:
+    x: Array, W3: Array, U3: Array, bW3: Array, bU3: Array, hidden: Array
+) -> tuple[Array, Gates]:
     """One step, x [N, D], hidden [N, H] -> the new hidden [N, H], and r, z, n, Uh for the gradient.
 
     >>> W3, U3, bias = jnp.zeros((12, 3)), jnp.zeros((12, 4)), jnp.zeros((1, 12))
@@ -100,19 +93,13 @@ def gru_cell_forward(
     return _advance(x @ W3.T + bW3, U3, bU3, hidden)
 
 
-def _advance(
-    wx: jax.Array, U3: jax.Array, bU3: jax.Array, hidden: jax.Array
-) -> tuple[jax.Array, Gates]:
-    wr, wz, wn = jnp.split(wx, 3, axis=-1)
-    ur, uz, Uh = jnp.split(hidden @ U3.T + bU3, 3, axis=-1)
-    r = jax.nn.sigmoid(wr + ur)
-    z = jax.nn.sigmoid(wz + uz)
-    n = jnp.tanh(wn + r * Uh)
-    return (1 - z) * n + z * hidden, Gates(r, z, n, Uh)
+def _advance(wx: Array, U3: Array, bU3: Array, hidden: Array) -> tuple[Array, Gates]:
+    gates = gru_gates(wx, hidden @ U3.T + bU3)
+    return gates.new_hidden(hidden), gates
 
 
 def gru_cell_backward(
-    dnext: jax.Array, x: jax.Array, h: jax.Array, W3: jax.Array, U3: jax.Array, gates: Gates
+    dnext: Array, x: Array, h: Array, W3: Array, U3: Array, gates: Gates
 ) -> CellGradients:
     """The gradient of one step.
 
@@ -135,9 +122,7 @@ def gru_cell_backward(
     )
 
 
-def _retreat(
-    dnext: jax.Array, h: jax.Array, U3: jax.Array, gates: Gates
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _retreat(dnext: Array, h: Array, U3: Array, gates: Gates) -> tuple[Array, Array, Array]:
     """The gradients of the old hidden state [N, H], and of W x + bW and U h + bU [N, 3H]."""
     r, z, n, Uh = gates
     dn = dnext * (1 - z) * (1 - n * n)
@@ -148,17 +133,13 @@ def _retreat(
     return dnext * z + duh @ U3, dwx, duh
 
 
-def gru_inference(
-    x: jax.Array, weights: StackWeights, hidden: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def gru_inference(x: Array, weights: StackWeights, hidden: Array) -> tuple[Array, Array]:
     """Runs a stack over a sequence, x [T, N, D], hidden [L, N, H] -> output [T, N, H] and the last hidden [L, N, H]."""
     output, last, _ = gru_forward(x, weights, hidden)
     return output, last
 
 
-def gru_forward(
-    x: jax.Array, weights: StackWeights, hidden: jax.Array
-) -> tuple[jax.Array, jax.Array, Cache]:
+def gru_forward(x: Array, weights: StackWeights, hidden: Array) -> tuple[Array, Array, Cache]:
     """As `gru_inference`, but also returns what `gru_backward` needs.
 
     Raises:
@@ -172,7 +153,7 @@ def gru_forward(
     for k, start in enumerate(hidden):
         W3, U3, bW3, bU3 = weights.layer(k)
 
-        def step(h: jax.Array, wx: jax.Array, U3=U3, bU3=bU3) -> tuple[jax.Array, tuple]:
+        def step(h: Array, wx: Array, U3=U3, bU3=bU3) -> tuple[Array, tuple]:
             new, gates = _advance(wx, U3, bU3, h)
             return new, (new, h, gates)
 
@@ -185,8 +166,8 @@ def gru_forward(
 
 
 def gru_backward(
-    d_output: jax.Array, d_hidden: jax.Array, weights: StackWeights, cache: Cache
-) -> tuple[jax.Array, jax.Array, StackWeights]:
+    d_output: Array, d_hidden: Array, weights: StackWeights, cache: Cache
+) -> tuple[Array, Array, StackWeights]:
     """The gradient of a stack over a sequence.
 
     Args:
@@ -214,7 +195,7 @@ def gru_backward(
     for k in reversed(range(len(cache.inputs))):
         W3, U3, _, _ = weights.layer(k)
 
-        def step(dh: jax.Array, kept: tuple, U3=U3) -> tuple[jax.Array, tuple]:
+        def step(dh: Array, kept: tuple, U3=U3) -> tuple[Array, tuple]:
             dy, h, gates = kept
             dh, dwx, duh = _retreat(dh + dy, h, U3, gates)
             return dh, (dwx, duh)
@@ -239,7 +220,7 @@ def gru_backward(
     return d_output, jnp.stack(starts[::-1]), d_weights
 
 
-def _check(x: jax.Array, weights: StackWeights, hidden: jax.Array) -> None:
+def _check(x: Array, weights: StackWeights, hidden: Array) -> None:
     sizes = f"x is {list(jnp.shape(x))} and hidden {list(jnp.shape(hidden))}"
     if jnp.ndim(x) != 3 or jnp.ndim(hidden) != 3:
         raise LayerError(f"stacked_gru: {sizes}; they must be [T, N, D] and [L, N, H]")
@@ -254,7 +235,7 @@ def _check(x: jax.Array, weights: StackWeights, hidden: jax.Array) -> None:
     _check_shapes(arrays, shapes, sizes)
 
 
-def _check_cell(x: jax.Array, hidden: jax.Array, **others: jax.Array) -> None:
+def _check_cell(x: Array, hidden: Array, **others: Array) -> None:
     sizes = f"x is {list(jnp.shape(x))} and hidden {list(jnp.shape(hidden))}"
     if jnp.ndim(x) != 2 or jnp.ndim(hidden) != 2 or len(x) != len(hidden):
         raise LayerError(f"stacked_gru: {sizes}; they must be [N, D] and [N, H]")

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import alike
@@ -36,7 +36,7 @@ def chunked(
     reset_state: Any = None,
     mask: Any = None,
     rngs: Any = None,
-) -> tuple[jax.Array, Any]:
+) -> tuple[Array, Any]:
     """Calls a module on a sequence in chunks of `size` steps, between which gradients stop.
 
     Outputs and last states are those of `module(x, hx, ...)`. A gradient goes back from each output to the beginning of its
@@ -96,7 +96,7 @@ def chunked(
     settings = replace(module.settings, batch_first=False)
     state = stack_state(where, layout, hx, batch, compute_type(params, x, settings.dtype))
 
-    def run(state: State, inputs: tuple[Any, ...]) -> tuple[State, jax.Array]:
+    def run(state: State, inputs: tuple[Any, ...]) -> tuple[State, Array]:
         k, (piece, resets, mask), lengths, key = inputs
         hx = as_given(tuple(jnp.where(k == 0, s, lax.stop_gradient(s)) for s in state))
         options = {"resets": resets, "reset_state": reset_state, "mask": mask}
@@ -105,7 +105,7 @@ def chunked(
         )
         return state, output
 
-    def in_pieces(leaf: jax.Array) -> jax.Array:
+    def in_pieces(leaf: Array) -> Array:
         padded = jnp.pad(leaf, ((0, count * size - steps), *((0, 0),) * (leaf.ndim - 1)))
         return padded.reshape(count, size, *leaf.shape[1:])
 
@@ -115,7 +115,7 @@ def chunked(
     return given.given_back(outputs.reshape(count * size, batch, -1)[:steps]), as_given(state)
 
 
-def compiled_step(module: Any, *, donate: bool = False) -> Callable[..., tuple[jax.Array, Any]]:
+def compiled_step(module: Any, *, donate: bool = False) -> Callable[..., tuple[Array, Any]]:
     """Compiles a module's or a model's `step` for serving, with its current parameters.
 
     A call only dispatches one program, while `nnx.jit` also flattens the module.
@@ -153,17 +153,13 @@ def compiled_step(module: Any, *, donate: bool = False) -> Callable[..., tuple[j
         )
     leaves, tree = jax.tree.flatten(module)
 
-    def of_leaves(
-        leaves: list[Any], x: Any, hx: Any = None, **options: Any
-    ) -> tuple[jax.Array, Any]:
-        results: tuple[jax.Array, Any] = step(jax.tree.unflatten(tree, leaves), x, hx, **options)
+    def of_leaves(leaves: list[Any], x: Any, hx: Any = None, **options: Any) -> tuple[Array, Any]:
+        results: tuple[Array, Any] = step(jax.tree.unflatten(tree, leaves), x, hx, **options)
         return results
 
     donated = "hx" if donate else None
-    if isinstance(
-        module, (RecurrentLayer, RNN, LSTM, GRU, Sequential)
-    ):  # constants, which a call does not pass
+    # constants, which a call does not pass
+    if isinstance(module, (RecurrentLayer, RNN, LSTM, GRU, Sequential)):
         return jax.jit(partial(of_leaves, leaves), donate_argnames=donated)
-    return partial(
-        jax.jit(of_leaves, donate_argnames=donated), leaves
-    )  # large parameters make slow constants
+    # large parameters make slow constants
+    return partial(jax.jit(of_leaves, donate_argnames=donated), leaves)

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn.nn.checks import check_choice
 
-State = tuple[jax.Array, ...]
+State = tuple[Array, ...]
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Unit:
     name: str
     gate_names: tuple[str, ...]
     states: int
-    advance: Callable[[jax.Array, jax.Array, jax.Array | None, State], State]
+    advance: Callable[[Array, Array, Array | None, State], State]
     has_late_gate: bool = False
     projects: bool = False
 
@@ -45,30 +47,49 @@ class Unit:
         return len(self.gate_names)
 
 
-def _tanh(zx: jax.Array, zh: jax.Array, late: jax.Array | None, state: State) -> State:
+def _tanh(zx: Array, zh: Array, late: Array | None, state: State) -> State:
     return (jnp.tanh(zx + zh),)
 
 
-def _relu(zx: jax.Array, zh: jax.Array, late: jax.Array | None, state: State) -> State:
+def _relu(zx: Array, zh: Array, late: Array | None, state: State) -> State:
     return (jax.nn.relu(zx + zh),)
 
 
-def _lstm(zx: jax.Array, zh: jax.Array, late: jax.Array | None, state: State) -> State:
+def _lstm(zx: Array, zh: Array, late: Array | None, state: State) -> State:
     """c' = sigmoid(f) c + sigmoid(i) tanh(g); h' = sigmoid(o) tanh(c')."""
     i, f, g, o = jnp.split(zx + zh, 4, axis=-1)
     c = jax.nn.sigmoid(f) * state[1] + jax.nn.sigmoid(i) * jnp.tanh(g)
     return jax.nn.sigmoid(o) * jnp.tanh(c), c
 
 
-def _gru(zx: jax.Array, zh: jax.Array, late: jax.Array | None, state: State) -> State:
-    """n = tanh(xn + sigmoid(r) (hn + late)); h' = (1 - z) n + z h. The reset gate acts after the product with W_hn."""
+class GruGates(NamedTuple):
+    """The values of a GRU's gates in one step, each [N, H]; `Uh` is what the reset gate scales."""
+
+    r: Array
+    z: Array
+    n: Array
+    Uh: Array
+
+    def new_hidden(self, h: Array) -> Array:
+        """h' = (1 - z) n + z h."""
+        return (1 - self.z) * self.n + self.z * h
+
+
+def gru_gates(zx: Array, zh: Array, late: Array | None = None) -> GruGates:
+    """n = tanh(xn + sigmoid(r) (hn + late)). The reset gate acts after the product with W_hn."""
     xr, xz, xn = jnp.split(zx, 3, axis=-1)
     hr, hz, hn = jnp.split(zh, 3, axis=-1)
     if late is not None:
         hn = hn + late
-    n = jnp.tanh(xn + jax.nn.sigmoid(xr + hr) * hn)
+    r = jax.nn.sigmoid(xr + hr)
+    n = jnp.tanh(xn + r * hn)
     z = jax.nn.sigmoid(xz + hz)
-    return ((1 - z) * n + z * state[0],)  # XLA:CPU computes n again for each place that reads it
+    return GruGates(r, z, n, hn)
+
+
+def _gru(zx: Array, zh: Array, late: Array | None, state: State) -> State:
+    # XLA:CPU computes n again for each place that reads it.
+    return (gru_gates(zx, zh, late).new_hidden(state[0]),)
 
 
 RNN_TANH = Unit("RNN", ("h",), 1, _tanh)

@@ -92,6 +92,12 @@ def test_a_planted_fault_is_found(fault, tmp_path):
     assert [finding.partition(":")[0] for finding in findings] == wanted
 
 
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_line_of_a_fault_is_in_the_package_once(fault):
+    text = (Path(jrnn.__file__).parent / FAULTS[fault]["file"]).read_text(encoding="utf-8")
+    assert text.count(FAULTS[fault]["line"]) == 1
+
+
 def test_the_faults_are_of_properties():
     assert {name for fault in FAULTS.values() for name in fault["properties"]} <= set(
         MODEL_PROPERTIES

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn.models.family import (
     EMPTY,
@@ -41,9 +42,9 @@ def memory(slots: int, key_heads: int, size: int) -> Shapes:
 
 
 def attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, state: State, span: Span, positions: jax.Array, window: int | None = None,
-    scale: float | None = None, index: jax.Array | None = None, choose: Callable[..., jax.Array] | None = None,
-) -> tuple[jax.Array, State]:  # fmt: skip
+    q: Array, k: Array, v: Array, state: State, span: Span, positions: Array, window: int | None = None,
+    scale: float | None = None, index: Array | None = None, choose: Callable[..., Array] | None = None,
+) -> tuple[Array, State]:  # fmt: skip
     """Causal attention to the memory and to the steps themselves.
 
     A token's slot is its position modulo the number of slots, so that a step writes one slot and moves nothing. Without a
@@ -71,12 +72,13 @@ def attend(
     given = {"keys": k, "values": v, "places": positions} | (
         {} if index is None else {"index": index}
     )
-    rows = {
-        name: jnp.swapaxes(leaf, 0, 1).astype(state[name].dtype) for name, leaf in given.items()
-    }
+    rows = {}
+    for name, leaf in given.items():
+        rows[name] = jnp.swapaxes(leaf, 0, 1).astype(state[name].dtype)
+    # [N, T]
     pieces = (
         None if span.resets is None else jnp.cumsum(span.resets & live, axis=0, dtype=jnp.int32).T
-    )  # [N, T]
+    )
     after = remember(state, rows, live.T, pieces, window is not None)
     if steps == 1 or (window is None and pieces is None):
         # no step writes what an earlier step still has to see
@@ -85,10 +87,12 @@ def attend(
     else:
         old = state if choose is None else in_order(state, positions[0])
         rows["places"] = jnp.where(live.T, rows["places"], EMPTY)
-        new = {name: jnp.moveaxis(leaf, 1, _axis(name)) for name, leaf in rows.items()}
-        whole = {
-            name: jnp.concatenate([old[name], leaf], axis=_axis(name)) for name, leaf in new.items()
-        }
+        new = {}
+        for name, leaf in rows.items():
+            new[name] = jnp.moveaxis(leaf, 1, _axis(name))
+        whole = {}
+        for name, leaf in new.items():
+            whole[name] = jnp.concatenate([old[name], leaf], axis=_axis(name))
         pieces = jnp.zeros((batch, steps), jnp.int32) if pieces is None else pieces
         of_piece = jnp.concatenate([jnp.zeros((batch, slots), jnp.int32), pieces], axis=1)
         seen = of_piece[:, None] == pieces[..., None]
@@ -107,9 +111,7 @@ def attend(
     return jnp.swapaxes(y, 0, 1), after
 
 
-def remember(
-    state: State, rows: State, live: jax.Array, pieces: jax.Array | None, wraps: bool
-) -> State:
+def remember(state: State, rows: State, live: Array, pieces: Array | None, wraps: bool) -> State:
     """The memory after the rows [N, T, ...] of live steps; of several texts, `pieces` [N, T], those of the last one."""
     batch, steps = live.shape
     slots = state["places"].shape[1]
@@ -123,8 +125,12 @@ def remember(
         keep &= rows["places"] > last - slots
     slot = jnp.where(keep, rows["places"] % slots if wraps else rows["places"], slots)
     each = jnp.arange(batch, dtype=slot.dtype)[:, None]
-    at = {name: (each, slice(None), slot) if _axis(name) == 2 else (each, slot) for name in rows}
-    after = {name: state[name].at[at[name]].set(leaf, mode="drop") for name, leaf in rows.items()}
+    at = {}
+    for name in rows:
+        at[name] = (each, slice(None), slot) if _axis(name) == 2 else (each, slot)
+    after = {}
+    for name, leaf in rows.items():
+        after[name] = state[name].at[at[name]].set(leaf, mode="drop")
     # Without the barrier, XLA:CPU fuses the update with what reads the memory, and so copies all of it.
     return jax.lax.optimization_barrier(after)
 
@@ -134,12 +140,12 @@ def _axis(name: str) -> int:
     return 2 if name in ("keys", "values") else 1
 
 
-def in_order(state: State, position: jax.Array) -> State:
+def in_order(state: State, position: Array) -> State:
     """The memory before these positions [N], its slots in the order of their positions, and empty ones first."""
     slots = state["places"].shape[1]
     order = (position[:, None] + jnp.arange(slots)[None]) % slots
 
-    def of(name: str, leaf: jax.Array) -> jax.Array:
+    def of(name: str, leaf: Array) -> Array:
         axis = _axis(name)
         shape = (order.shape[0], *[1] * (axis - 1), slots, *[1] * (leaf.ndim - axis - 1))
         return jnp.take_along_axis(leaf, order.reshape(shape), axis=axis)
@@ -147,9 +153,7 @@ def in_order(state: State, position: jax.Array) -> State:
     return {name: of(name, leaf) for name, leaf in state.items()}
 
 
-def weighted(
-    q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, scale: float | None = None
-) -> jax.Array:
+def weighted(q: Array, k: Array, v: Array, seen: Array, scale: float | None = None) -> Array:
     """The softmax of q k scale over the slots that are seen, times v.
 
     `jax.nn.dot_product_attention` has slots before heads, for which XLA:CPU transposes all of the memory at each step.
@@ -163,9 +167,8 @@ def weighted(
     """
     batch, steps, count, size = q.shape
     groups = count // k.shape[1]
-    q = jnp.moveaxis(
-        q.astype(k.dtype).reshape(batch, steps, -1, groups, size), 1, 3
-    )  # [N, K, G, T, C]
+    # [N, K, G, T, C]
+    q = jnp.moveaxis(q.astype(k.dtype).reshape(batch, steps, -1, groups, size), 1, 3)
     wide = accumulator(k.dtype)
     products = jnp.einsum(
         "nkrc,nksc->nkrs", q.reshape(*q.shape[:2], -1, size), k, preferred_element_type=wide
@@ -240,13 +243,13 @@ class Attention(Block):
     def holds(self, room: int) -> Shapes:
         return memory(room if self.window is None else self.window, self.key_heads, self.size)
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         q, k, v = (w.linear(at.span, f"{name}_proj", x) for name in "qkv")
         return self.mix(w, q, k, v, state, at)
 
     def mix(
-        self, w: Scoped, q: jax.Array, k: jax.Array, v: jax.Array, state: State, at: At
-    ) -> tuple[jax.Array, State]:
+        self, w: Scoped, q: Array, k: Array, v: Array, state: State, at: At
+    ) -> tuple[Array, State]:
         """From the projections q [T, N, Q C] or [T, N, 2 Q C], k and v [T, N, K C] to the output."""
         gate = None
         if self.gated:
@@ -269,7 +272,7 @@ class Attention(Block):
         y = y if gate is None else y * jax.nn.sigmoid(gate)
         return w.linear(at.span, self.out, y.reshape(*y.shape[:2], -1)), after
 
-    def _normed(self, w: Scoped, name: str, x: jax.Array, count: int) -> jax.Array:
+    def _normed(self, w: Scoped, name: str, x: Array, count: int) -> Array:
         """[T, N, heads C] -> [T, N, heads, C]."""
         if self.norm is None:
             return heads(x, count)
@@ -334,7 +337,7 @@ class Latent(Block):
     def holds(self, room: int) -> Shapes:
         return memory(room, self.heads, self.size)
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         span = at.span
         if self.query_rank is None:
             query = x
@@ -368,12 +371,12 @@ class Latent(Block):
         y = y if self.gate is None else y * jax.nn.sigmoid(w.linear(span, self.gate, x))[..., None]
         return w.linear(span, self.out, y.reshape(*x.shape[:2], -1)), after
 
-    def choice(self, w: Scoped, x: jax.Array, query: jax.Array, at: At) -> dict[str, Any]:
+    def choice(self, w: Scoped, x: Array, query: Array, at: At) -> dict[str, Any]:
         """The last arguments of `attend`; `query`: the queries before their last product."""
         return {}
 
 
-def paired(x: jax.Array) -> jax.Array:
+def paired(x: Array) -> Array:
     """Features 0, 2, 4, ... and then 1, 3, 5, ..., so that `rotate` turns neighbors."""
     return jnp.concatenate([x[..., ::2], x[..., 1::2]], axis=-1)
 
@@ -407,7 +410,7 @@ class Indexer:
         own = {"ape": (self.pool, self.size), "gate": (self.size, self.width)}
         return shapes | {f"index_kpool_compress_{name}": shape for name, shape in own.items()}
 
-    def index(self, w: Scoped, x: jax.Array, at: At) -> jax.Array:
+    def index(self, w: Scoped, x: Array, at: At) -> Array:
         """What is remembered of each token: its key, and its weights in the key of its pool, [T, N, 2 C]."""
         key = Norm(self.size, 1e-6, centered=True, bias=True)(
             w.at("k_norm"), w.linear(at.span, "wk", x)
@@ -417,13 +420,13 @@ class Indexer:
     def choose(
         self,
         w: Scoped,
-        x: jax.Array,
-        query: jax.Array,
+        x: Array,
+        query: Array,
         at: At,
-        index: jax.Array,
-        places: jax.Array,
-        seen: jax.Array,
-    ) -> jax.Array:
+        index: Array,
+        places: Array,
+        seen: Array,
+    ) -> Array:
         """As `attend` wants it. A pool is named by the slot of its last token."""
         size = self.pool
         count = index.shape[1]
@@ -443,9 +446,8 @@ class Indexer:
         chosen = complete & jnp.put_along_axis(
             jnp.zeros_like(seen), best, True, axis=2, inplace=False
         )
-        ends = (
-            jnp.arange(count)[None] + size - 1 - places % size
-        )  # of the pool of each token, [N, S]
+        # of the pool of each token, [N, S]
+        ends = jnp.arange(count)[None] + size - 1 - places % size
         covered = (
             jnp.take_along_axis(chosen, jnp.minimum(ends, count - 1)[:, None], axis=2)
             & (ends < count)[:, None]
@@ -471,12 +473,12 @@ class Indexed(Latent):
             {"index": (room, 2 * self.indexer.size)} if self.indexer else {}
         )
 
-    def choice(self, w: Scoped, x: jax.Array, query: jax.Array, at: At) -> dict[str, Any]:
+    def choice(self, w: Scoped, x: Array, query: Array, at: At) -> dict[str, Any]:
         if (indexer := self.indexer) is None:
             return {"choose": lambda *_: at.shared["seen"]}
         w = w.at("indexer")
 
-        def choose(*given: jax.Array) -> jax.Array:
+        def choose(*given: Array) -> Array:
             at.shared["seen"] = indexer.choose(w, x, query, at, *given)
             return at.shared["seen"]
 

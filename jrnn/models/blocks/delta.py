@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jrnn.models.family import (
     At,
@@ -69,10 +70,8 @@ class Delta(Block):
         shapes: Shapes = {"dt_bias": (h,), "A_log": (h,)}
         if self.products == "each":
             rows = {"q_proj": k, "k_proj": k, "v_proj": v, "a_proj": h, "b_proj": h, "g_proj": v}
-            shapes |= {
-                f"{name}_conv1d.weight": (size, 1, self.taps)
-                for name, size in (("q", k), ("k", k), ("v", v))
-            }
+            for name, size in (("q", k), ("k", k), ("v", v)):
+                shapes[f"{name}_conv1d.weight"] = (size, 1, self.taps)
             norm = "o_norm"
             out = "o_proj"
         else:
@@ -91,7 +90,7 @@ class Delta(Block):
         k, v = self._sizes
         return {"conv": (self.taps - 1, 2 * k + v), "S": (self.value_heads, self.key, self.value)}
 
-    def _projected(self, w: Scoped, x: jax.Array, span: Span) -> tuple[jax.Array, ...]:
+    def _projected(self, w: Scoped, x: Array, span: Span) -> tuple[Array, ...]:
         """qkv [T, N, 2 K C + H V], z [T, N, H V], and b and a [T, N, H]."""
         if self.products == "each":
             qkv = jnp.concatenate([w.linear(span, f"{name}_proj", x) for name in "qkv"], axis=-1)
@@ -108,7 +107,7 @@ class Delta(Block):
         b, a = jnp.split(heads(w.linear(span, "in_proj_ba", x), self.key_heads), 2, axis=-1)
         return jnp.concatenate([q, k, v], axis=-1), z, b.reshape(flat), a.reshape(flat)
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         span, (size, _) = at.span, self._sizes
         qkv, z, b, a = self._projected(w, x, span)
         qkv, conv = w.convolve(span, "conv1d", qkv, state["conv"])
@@ -129,7 +128,7 @@ class Delta(Block):
         return w.linear(span, out, y.reshape(*x.shape[:2], -1)), {"conv": conv, "S": S}
 
 
-def channel_delta(S: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
+def channel_delta(S: Array, at: Any) -> tuple[Array, Array]:
     """As `delta`, from diag(alpha) S instead of S; alpha [N, K, C]."""
     *others, alpha = at
     return delta(alpha[..., None] * S, tuple(others))
@@ -185,7 +184,7 @@ class Kda(Block):
             "S": (self.heads, self.size, self.size),
         }
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         span = at.span
         qkv = jnp.concatenate([w.linear(span, f"{name}_proj", x) for name in "qkv"], axis=-1)
         qkv, conv = w.convolve(span, "conv1d", qkv, state["conv"])
@@ -193,7 +192,7 @@ class Kda(Block):
             heads(part, self.heads) for part in jnp.split(ACTIVATIONS[self.act](qkv), 3, axis=-1)
         )
 
-        def product(name: str) -> jax.Array:
+        def product(name: str) -> Array:
             if not self.low:
                 return w.linear(span, f"{name}_proj", x)
             return w.linear(span, f"{name}_b_proj", w.linear(span, f"{name}_a_proj", x))
@@ -201,11 +200,10 @@ class Kda(Block):
         f = product("f")
         f = heads(f + along_last(w["dt_bias"].astype(f.dtype), f), self.heads)
         rates = jnp.exp(w["A_log"].astype(f.dtype).reshape(1, 1, -1, 1))
-        logs = (
-            -rates * jax.nn.softplus(f)
-            if self.bound is None
-            else self.bound * jax.nn.sigmoid(rates * f)
-        )
+        if self.bound is None:
+            logs = -rates * jax.nn.softplus(f)
+        else:
+            logs = self.bound * jax.nn.sigmoid(rates * f)
         beta = jax.nn.sigmoid(w.linear(span, "b_proj", x))
         xs = (unit_length(q) * self.size**-0.5, unit_length(k), v, beta, jnp.exp(logs))
         S, y = span.scan(channel_delta, state["S"], xs)
@@ -244,7 +242,7 @@ class Lightning(Block):
     def holds(self, room: int) -> Shapes:
         return {"S": (self.heads, self.size, self.size)}
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         span = at.span
         qkv = heads(ACTIVATIONS[self.act](w.linear(span, "qkv_proj", x)), self.heads)
         q, k, v = jnp.split(qkv, 3, axis=-1)

@@ -12,6 +12,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn.errors import ConfigError
 from jrnn.models.family import At, Block, Merge, Scoped, Shapes, State, linear, products
@@ -42,30 +43,29 @@ class Mlp(Block):
 
     def tensors(self) -> Shapes:
         gate, up, down = self.names
-        rows = (
-            {up: self.inner}
-            if not gate
-            else {gate: self.inner, up: 2 * self.inner if gate == up else self.inner}
-        )
+        if not gate:
+            rows = {up: self.inner}
+        else:
+            rows = {gate: self.inner, up: 2 * self.inner if gate == up else self.inner}
         return products(rows, self.width, self.bias) | linear(
             down, self.width, self.inner, bias=self.bias
         )
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         return self(w, x, at.span), {}
 
-    def __call__(self, w: Scoped, x: jax.Array, span: Span) -> jax.Array:
+    def __call__(self, w: Scoped, x: Array, span: Span) -> Array:
         gate, up, down = self.names
         u = w.linear(span, up, x)
         if gate == up:
             return self.after(w, u, span)
         return w.linear(span, down, self.inside(w.linear(span, gate, x) if gate else None, u))
 
-    def after(self, w: Scoped, both: jax.Array, span: Span) -> jax.Array:
+    def after(self, w: Scoped, both: Array, span: Span) -> Array:
         """The output from gate and up [.., 2 I]."""
         return w.linear(span, self.names[2], self.inside(*jnp.split(both, 2, axis=-1)))
 
-    def inside(self, gate: jax.Array | None, u: jax.Array) -> jax.Array:
+    def inside(self, gate: Array | None, u: Array) -> Array:
         """What is between the products."""
         if gate is None:
             return ACTIVATIONS[self.act](u)
@@ -120,7 +120,7 @@ class Router:
             {} if self.bias is None else {self.bias: (self.count,)}
         )
 
-    def __call__(self, w: Scoped, tokens: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, w: Scoped, tokens: Array, span: Span) -> tuple[Array, Array]:
         """Tokens [M, D] -> weights and experts [M, chosen]."""
         scores = span.linear(tokens, w[f"{self.name}.weight"])
         scores = (
@@ -162,7 +162,10 @@ class Experts(Block):
         """The weights of an expert."""
         one = self.one if self.latent is None else replace(self.one, width=self.latent)
         gate, up, down = one.names
-        inside = {name: (one.inner, one.width) for name in (gate, up) if name}
+        inside = {}
+        for name in (gate, up):
+            if name:
+                inside[name] = (one.inner, one.width)
         return inside | {down: (one.width, one.inner)}
 
     def tensors(self) -> Shapes:
@@ -173,7 +176,8 @@ class Experts(Block):
             both, down = self.stacked
             shapes |= {both: (count, 2 * self.one.inner, d), down: (count, d, self.one.inner)}
         for e in range(count) if self.stacked is None else ():
-            shapes |= {f"experts.{e}.{name}.weight": shape for name, shape in self._each.items()}
+            for name, shape in self._each.items():
+                shapes[f"experts.{e}.{name}.weight"] = shape
         if self.latent is not None:
             shapes |= linear("fc1_latent_proj", self.latent, d, bias=self.one.bias)
             shapes |= linear("fc2_latent_proj", d, self.latent, bias=self.one.bias)
@@ -188,7 +192,7 @@ class Experts(Block):
             for n in names
         }
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         span = at.span
         tokens = x.reshape(-1, x.shape[-1])
         weights, chosen = self.router(w, tokens, span)
@@ -198,9 +202,7 @@ class Experts(Block):
             x.shape
         ), {}
 
-    def _sum(
-        self, w: Scoped, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span
-    ) -> jax.Array:
+    def _sum(self, w: Scoped, tokens: Array, weights: Array, chosen: Array, span: Span) -> Array:
         """The weighted sum of the outputs of the chosen experts, [M, D]."""
         if chosen.size <= self.router.count:  # a step: fewer matrices are read than there are
             return self._sorted(w, tokens, weights, chosen, span)
@@ -208,8 +210,8 @@ class Experts(Block):
         return jax.lax.platform_dependent(tokens, weights, chosen, default=run[0], cpu=run[1])
 
     def _in_rooms(
-        self, w: Scoped, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span
-    ) -> jax.Array:
+        self, w: Scoped, tokens: Array, weights: Array, chosen: Array, span: Span
+    ) -> Array:
         """A CPU computes products of groups as those of all groups with all rows: groups get the same room instead."""
         mean = chosen.size / self.router.count
         room = -(-int(mean + 4 * math.sqrt(mean)) // 16) * 16
@@ -220,21 +222,17 @@ class Experts(Block):
         roomy = partial(self._sorted, w, span=span, room=room)
         return jax.lax.cond(most <= room, roomy, jax.checkpoint(dense), tokens, weights, chosen)
 
-    def _inside(
-        self, product: Callable[[jax.Array, str], jax.Array], x: jax.Array
-    ) -> tuple[jax.Array, str]:
+    def _inside(self, product: Callable[[Array, str], Array], x: Array) -> tuple[Array, str]:
         """What is between the products of experts, and the name of the last one."""
         gate, up, down = (f"experts.{name}" if name else "" for name in self.one.names)
         if self.stacked is None:
             return self.one.inside(product(x, gate) if gate else None, product(x, up)), down
         return self.one.inside(*jnp.split(product(x, self.stacked[0]), 2, axis=-1)), self.stacked[1]
 
-    def _dense(
-        self, w: Scoped, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span
-    ) -> jax.Array:
+    def _dense(self, w: Scoped, tokens: Array, weights: Array, chosen: Array, span: Span) -> Array:
         """All experts of all tokens."""
 
-        def product(x: jax.Array, name: str) -> jax.Array:
+        def product(x: Array, name: str) -> Array:
             options = {"preferred_element_type": tokens.dtype}
             return jnp.einsum(
                 "md,erd->mer", x.astype(span.dtype), w[name].astype(span.dtype), **options
@@ -251,12 +249,12 @@ class Experts(Block):
     def _sorted(
         self,
         w: Scoped,
-        tokens: jax.Array,
-        weights: jax.Array,
-        chosen: jax.Array,
+        tokens: Array,
+        weights: Array,
+        chosen: Array,
         span: Span,
         room: int | None = None,
-    ) -> jax.Array:
+    ) -> Array:
         """The tokens of each expert one after the other; `room`: for how many each has room, which must be enough."""
         each = chosen.shape[1]
         count = self.router.count
@@ -271,7 +269,7 @@ class Experts(Block):
             order = jnp.full(count * room, len(order)).at[places].set(order)
         given = tokens.at[order // each].get(mode="fill", fill_value=0)
 
-        def product(x: jax.Array, name: str) -> jax.Array:
+        def product(x: Array, name: str) -> Array:
             x = x.astype(span.dtype)
             wide = {"preferred_element_type": tokens.dtype}
             if room is not None:

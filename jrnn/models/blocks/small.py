@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jrnn.models.family import (
     At,
@@ -45,7 +46,7 @@ class ShortConv(Block):
     def holds(self, room: int) -> Shapes:
         return {"conv": (self.taps - 1, self.width)}
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         b, c, u = jnp.split(w.linear(at.span, "in_proj", x), 3, axis=-1)
         u, conv = w.convolve(at.span, "conv", b * u, state["conv"])
         return w.linear(at.span, "out_proj", c * u), {"conv": conv}
@@ -97,20 +98,18 @@ class ChannelMixing(Block):
             | linear(self.key[0], self.inner, d)
             | linear("value", d, self.inner)
         )
-        return (
-            shapes
-            if self.gate is None
-            else shapes | {self.gate[1]: self.shape} | linear(self.gate[0], d, d)
-        )
+        if self.gate is None:
+            return shapes
+        return shapes | {self.gate[1]: self.shape} | linear(self.gate[0], d, d)
 
     def holds(self, room: int) -> Shapes:
         return {"channel": (1, self.width)}
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         (earlier, now), window = at.span.taps(x, state["channel"])
         a, b = (earlier, now) if len(self.shape) == 3 else (now, earlier)
 
-        def product(name: str, share: str) -> jax.Array:
+        def product(name: str, share: str) -> Array:
             return w.linear(at.span, name, a + (b - a) * w[share].reshape(1, 1, -1))
 
         y = w.linear(at.span, "value", ACTIVATIONS[self.act](product(*self.key)))
@@ -159,7 +158,7 @@ class Both(Block):
     def holds(self, room: int) -> Shapes:
         return {key: shape for side in self.sides for key, shape in side.part.holds(room).items()}
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         outputs = []
         after = {}
         for side in self.sides:
@@ -200,7 +199,7 @@ class HyperStreams(Both):
         }
         return super().tensors() | {f"hc_{self.name}_{key}": shape for key, shape in own.items()}
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         s, streams, (norm, part) = self.count, heads(x, self.count), self.sides
         weights, base, scale = (w[f"hc_{self.name}_{key}"] for key in ("fn", "base", "scale"))
         z = at.span.linear(rms_norm(x, None, norm.part.epsilon), weights)
@@ -217,10 +216,10 @@ class HyperStreams(Both):
         )
         return y.reshape(x.shape), after
 
-    def _balanced(self, mix: jax.Array) -> jax.Array:
+    def _balanced(self, mix: Array) -> Array:
         """Sinkhorn and Knopp: sums of rows and columns of about 1."""
 
-        def divided(m: jax.Array, axis: int) -> jax.Array:
+        def divided(m: Array, axis: int) -> Array:
             return m / (jnp.sum(m, axis=axis, keepdims=True) + self.epsilon)
 
         return jax.lax.fori_loop(
@@ -232,5 +231,5 @@ class HyperStreams(Both):
 class MeanNorm(Norm):
     """The norm of the mean of the streams."""
 
-    def __call__(self, w: Scoped, x: jax.Array) -> jax.Array:
+    def __call__(self, w: Scoped, x: Array) -> Array:
         return super().__call__(w, jnp.mean(x.reshape(*x.shape[:2], -1, self.size), axis=2))

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jrnn.errors import ConfigError
 from jrnn.models.family import At, Block, Scoped, Shapes, State, convolution, linear
@@ -53,13 +54,14 @@ class Mamba1(Block):
             "A_log": (inner, self.states),
             "D": (inner,),
         }
-        shapes |= {f"{name}.weight": (size,) for name, size in zip(self.norms or (), sizes)}
+        for name, size in zip(self.norms or (), sizes):
+            shapes[f"{name}.weight"] = (size,)
         return shapes | linear("out_proj", self.width, inner, bias=self.bias)
 
     def holds(self, room: int) -> Shapes:
         return {"conv": (self.taps - 1, self.inner), "ssm": (self.inner, self.states)}
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         span = at.span
         u, gate = jnp.split(w.linear(span, "in_proj", x), 2, axis=-1)
         u, conv = w.convolve(span, "conv1d", u, state["conv"])
@@ -152,7 +154,7 @@ class Mamba2(Block):
     def holds(self, room: int) -> Shapes:
         return {"conv": (self.taps - 1, self.channels), "ssm": (self.heads, self.states, self.size)}
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         span = at.span
         inner = self.inner
         rows = self.groups * self.states
@@ -178,7 +180,7 @@ class Mamba2(Block):
         y = (y + w["D"][None, None, :, None] * u).reshape(gate.shape)
         return w.linear(span, "out_proj", self._gated(w, y, gate)), {"conv": conv, "ssm": S}
 
-    def _gated(self, w: Scoped, y: jax.Array, gate: jax.Array) -> jax.Array:
+    def _gated(self, w: Scoped, y: Array, gate: Array) -> Array:
         gate = jax.nn.silu(gate)
         if self.norm is None:
             return y * gate

@@ -59,11 +59,9 @@ class FalconH1Config(Mamba2Keys):
 
     @property
     def inner(self) -> int:
-        return (
-            int(self.mamba_expand * self.hidden_size)
-            if self.mamba_d_ssm is None
-            else self.mamba_d_ssm
-        )
+        if self.mamba_d_ssm is None:
+            return int(self.mamba_expand * self.hidden_size)
+        return self.mamba_d_ssm
 
 
 @dataclass(frozen=True)
@@ -178,11 +176,10 @@ def jamba(c: JambaConfig) -> Decoder:
     )
     mixers = (("mamba", mamba), ("self_attn", Attention.of(c)))
     mlp = Mlp(d, c.intermediate_size, c.hidden_act)
-    experts = (
-        Experts(mlp, Router(c.num_experts, c.num_experts_per_tok, "router"))
-        if c.num_experts > 1
-        else mlp
-    )
+    if c.num_experts > 1:
+        experts = Experts(mlp, Router(c.num_experts, c.num_experts_per_tok, "router"))
+    else:
+        experts = mlp
     count = range(c.num_hidden_layers)
     chosen = (mixers[k % c.attn_layer_period == c.attn_layer_offset] for k in count)
     feeds = (experts if k % c.expert_layer_period == c.expert_layer_offset else mlp for k in count)

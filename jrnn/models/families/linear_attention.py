@@ -52,9 +52,8 @@ class MoeConfig(QwenConfig):
     shared_expert_intermediate_size: int = 512
     num_experts_per_tok: int = 8
     num_experts: int = 256
-    decoder_sparse_step: int = (
-        1  # this and the next are of qwen3_next, which has experts in some layers
-    )
+    # this and the next are of qwen3_next, which has experts in some layers
+    decoder_sparse_step: int = 1
     norm_topk_prob: bool = True
     mlp_only_layers: tuple[int, ...] = ()
 
@@ -200,9 +199,8 @@ class LatentConfig(ScoreKeys):
     linear_head_dim: int | None = None
     linear_num_heads: int | None = None
     linear_conv_kernel_dim: int = 4
-    linear_attn_config: (
-        tuple[tuple[str, Any], ...] | None
-    ) = ()  # the last three, in the files of kimi_linear's authors
+    # the last three, in the files of kimi_linear's authors
+    linear_attn_config: tuple[tuple[str, Any], ...] | None = ()
 
 
 @dataclass(frozen=True)
@@ -350,7 +348,9 @@ class Glm5Config(LatentConfig):
         """Whether each layer has an indexer, if it attends."""
         since = 1 - self.index_skip_topk_offset
         every = self.index_topk_freq
-        otherwise = ["SF"[max(k + since, 0) % every == 0] for k in range(self.num_hidden_layers)]
+        otherwise = []
+        for k in range(self.num_hidden_layers):
+            otherwise.append("SF"[max(k + since, 0) % every == 0])
         kinds = self.indexer_types or self.index_topk_pattern or otherwise
         if len(kinds) != self.num_hidden_layers or set(kinds) - {"full", "shared", "F", "S"}:
             raise ConfigError(
@@ -434,10 +434,11 @@ GLM5 |= {
     "routed_scaling_factor": 2.5,
 }
 GLM5 |= {"linear_num_heads": 64, "first_k_dense_replace": 3}
+# the layer that predicts several tokens at once
 AFTER_LAST = (
     "model.layers.45.",
     "model.language_model.layers.45.",
-)  # the layer that predicts several tokens at once
+)
 GLM5_NAMES = RENAMED | {"head_dim": ""}  # of rotary positions, which there are not
 GLM5_NEXT = Family(
     "glm5_next_text", Glm5Config, glm5_next, GLM5_NAMES, unused=AFTER_LAST, defaults=GLM5

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn.errors import ConfigError, near
 from jrnn.files import AtLeast, checked
@@ -166,10 +166,9 @@ def of_mamba_ssm(given: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{where}: ssm_cfg has the unknown key {unknown[0]!r}{near(unknown[0], keys)}"
         )
     names = ("d_model", "n_layer", "vocab_size")
-    sizes = {
-        n: checked(Annotated[int, AtLeast(1)], given.get(n), f"{where}: {n}", ConfigError)
-        for n in names
-    }
+    sizes = {}
+    for n in names:
+        sizes[n] = checked(Annotated[int, AtLeast(1)], given.get(n), f"{where}: {n}", ConfigError)
     name = "pad_vocab_size_multiple"
     multiple = checked(
         Annotated[int, AtLeast(1)], given.get(name, 8), f"{where}: {name}", ConfigError
@@ -252,11 +251,11 @@ class SharedTransformer(Block):
     def holds(self, room: int) -> Shapes:
         return self.mamba.holds(room) | self.attention.holds(room)
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         span = at.span
         shared = Scoped(w.params, self.home)
 
-        def adapted(part: str, name: str, adapter: str | None, given: jax.Array) -> jax.Array:
+        def adapted(part: str, name: str, adapter: str | None, given: Array) -> Array:
             y = shared.linear(span, f"{part}.{name}", given)
             if adapter is None:
                 return y

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn.models.blocks import Attention, Mlp
 from jrnn.models.family import (
@@ -77,13 +78,13 @@ class Griffin(Block):
     def holds(self, room: int) -> Shapes:
         return {"conv": (self.taps - 1, self.inner), "lru": (self.inner,)}
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         span = at.span
         y = ACTIVATIONS[self.act](w.linear(span, "linear_y", x))
         u, conv = w.convolve(span, "conv_1d", w.linear(span, "linear_x", x), state["conv"])
         parts = heads(u, self.heads)
 
-        def gate(name: str) -> jax.Array:
+        def gate(name: str) -> Array:
             z = jnp.einsum("tnki,kio->tnko", parts, w[f"rg_lru.{name}_gate_weight"].astype(u.dtype))
             return jax.nn.sigmoid(z + along_last(w[f"rg_lru.{name}_gate_bias"], z)).reshape(u.shape)
 
@@ -97,13 +98,13 @@ class Griffin(Block):
 
 
 @jax.custom_jvp
-def bounded_sqrt(x: jax.Array) -> jax.Array:
+def bounded_sqrt(x: Array) -> Array:
     """sqrt(x), with a derivative of at most 1000."""
     return jnp.sqrt(x)
 
 
 @bounded_sqrt.defjvp
-def _bounded_sqrt_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _bounded_sqrt_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
     (x,), (dx,) = primals, tangents
     return jnp.sqrt(x), dx * jax.lax.rsqrt(jnp.maximum(4.0 * x, 1e-6))
 
@@ -126,14 +127,17 @@ def decoder(c: RecurrentGemmaConfig) -> Decoder:
         itertools.repeat(mlp),
         *names,
     )
-    options = {
-        "names": Names(norm="model.final_norm"),
-        "embed": lambda x: (
-            x * jnp.asarray(d**0.5, jnp.bfloat16).astype(x.dtype)
-        ),  # transformers rounds it to bfloat16
-        "logits": lambda y: c.logits_soft_cap * jnp.tanh(y / c.logits_soft_cap),
-    }
-    return Decoder.of(c, layers, Norm(d, c.rms_norm_eps, offset=True), **options)
+
+    def embed(x: Array) -> Array:
+        """Scales the embedding; transformers rounds the factor to bfloat16."""
+        return x * jnp.asarray(d**0.5, jnp.bfloat16).astype(x.dtype)
+
+    def cap(logits: Array) -> Array:
+        return c.logits_soft_cap * jnp.tanh(logits / c.logits_soft_cap)
+
+    norm = Norm(d, c.rms_norm_eps, offset=True)
+    names_of_files = Names(norm="model.final_norm")
+    return Decoder.of(c, layers, norm, names=names_of_files, embed=embed, logits=cap)
 
 
 SIZES = {

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn.errors import ConfigError
 from jrnn.models.blocks import ChannelMixing, MatrixMixing
@@ -110,7 +111,7 @@ class TimeMixing(Block):
             "top": (self.inner,),
         }
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         span = at.span
         (earlier, now), window = span.taps(x, state["time"])
         names = ("key", "value", "receptance")
@@ -129,13 +130,13 @@ class TimeMixing(Block):
         return y, {"time": window, "sum": total, "weight": weight, "top": top}
 
 
-def wkv(decay: jax.Array, first: jax.Array) -> Any:
+def wkv(decay: Array, first: Array) -> Any:
     """The step of a weighted mean of values [N, A], whose weights are exp(key + age decay), and exp(key + first) for now.
 
     The sum and the total weight are kept divided by exp(top), so that no exponential overflows.
     """
 
-    def step(state: Any, at: Any) -> tuple[Any, jax.Array]:
+    def step(state: Any, at: Any) -> tuple[Any, Array]:
         (total, weight, top), (key, value) = state, at
         now = key + first[None]
         most = jnp.maximum(top, now)
@@ -176,7 +177,7 @@ class Time6(MatrixMixing):
         shapes |= self.low_rank("w_proj.linear", k, self.gate_rank) | linear("o_proj", d, v)
         return shapes | linear("g_norm", v, bias=True)
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         span = at.span
         (earlier, now), window = span.taps(x, state["time"])
         delta = earlier - now
@@ -222,12 +223,12 @@ class Time7(MatrixMixing):
         )
         return shapes if self.first else shapes | self.low_rank("v_lora", d, v)
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         span = at.span
         (earlier, now), window = span.taps(x, state["time"])
         mixed = {name: now + (earlier - now) * w[f"x_{name}"].astype(x.dtype) for name in "rwkvag"}
 
-        def values(v: jax.Array) -> jax.Array:
+        def values(v: Array) -> Array:
             if self.first:
                 at.shared["v"] = v
                 return v
@@ -259,7 +260,9 @@ class Time7(MatrixMixing):
 def rwkv4(c: RwkvConfig) -> Decoder:
     d = c.hidden_size
     time = TimeMixing(d, c.attention_hidden_size or d)
-    names = [(name, f"time_mix_{name}") for name in ("key", "receptance")]
+    names = []
+    for name in ("key", "receptance"):
+        names.append((name, f"time_mix_{name}"))
     channel = ChannelMixing(d, c.intermediate_size or 4 * d, "sqrelu", *names, (1, 1, d))
 
     def norm(epsilon: float, block: int) -> Norm:
@@ -296,9 +299,9 @@ def _decoder(
     norm = Norm(c.hidden_size, c.norm_eps, centered=True, bias=c.norm_bias)
     inner = c.intermediate_size or -(-int(d * (c.hidden_ratio or ratio)) // 32) * 32
     feed = Branch("ffn", ChannelMixing(d, inner, c.hidden_act, *products, (d,)), "ffn_norm")
-    layers: list[tuple[Branch, ...]] = [
-        (Branch("attn", time(k), "attn_norm"), feed) for k in range(c.num_hidden_layers)
-    ]
+    layers: list[tuple[Branch, ...]] = []
+    for k in range(c.num_hidden_layers):
+        layers.append((Branch("attn", time(k), "attn_norm"), feed))
     if c.norm_first:
         layers[0] = (Branch("pre_norm", norm, keep=0.0), *layers[0])
     return Decoder(

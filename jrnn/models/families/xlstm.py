@@ -11,6 +11,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn.models.blocks import Mlp
 from jrnn.models.family import (
@@ -89,7 +90,7 @@ class Mlstm(Block):
         v = self.values // self.heads
         return {"S": (k, c, v), "n": (k, c), "m": (k,)}
 
-    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         span = at.span
         if self.fused:
             ends = [self.keys, 2 * self.keys, 2 * self.keys + self.values]
@@ -118,7 +119,7 @@ class Mlstm(Block):
         }
 
 
-def soft_cap(x: jax.Array, cap: float | None) -> jax.Array:
+def soft_cap(x: Array, cap: float | None) -> Array:
     """cap tanh(x / cap), or x without a cap."""
     return x if cap is None else cap * jnp.tanh(x / cap)
 

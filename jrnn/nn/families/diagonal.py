@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
 from jax.nn import initializers
 
 from jrnn import jaxprs
@@ -25,15 +26,13 @@ from jrnn.nn.settings import spelled_out
 from jrnn.nn.span import Span, along_last, heads
 
 
-def _complex(re: jax.Array, im: jax.Array) -> jax.Array:
+def _complex(re: Array, im: Array) -> Array:
     """A complex number of float32 parts or wider: there are none of 16-bit parts."""
     dtype = jaxprs.promoted_type(re.dtype, jnp.float32)
     return jax.lax.complex(re.astype(dtype), im.astype(dtype))
 
 
-def _diagonal(
-    h: jax.Array, log_transition: jax.Array, u: jax.Array, span: Span
-) -> tuple[jax.Array, jax.Array]:
+def _diagonal(h: Array, log_transition: Array, u: Array, span: Span) -> tuple[Array, Array]:
     """h' = exp(log_transition dt) h + u over time; the states of all steps, and the last one.
 
     `u` [T, N, H] is what an input gives to the state of the next step with dt = 1. An input that stays for dt gives
@@ -46,7 +45,7 @@ def _diagonal(
         transition = jnp.exp(exponent)
         u = u * (jnp.expm1(exponent) / jnp.expm1(log_transition)[None, None])
 
-    def step(h: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
+    def step(h: Array, at: Any) -> tuple[Array, Array]:
         u, own = at
         h = (transition if own is None else own) * h + u
         return h, h
@@ -61,19 +60,19 @@ class _ComplexState(RecurrentLayer):
     hidden_size: int
     _timed = True
 
-    def _fresh(self, batch: int, dtype: Any) -> jax.Array:
+    def _fresh(self, batch: int, dtype: Any) -> Array:
         return jnp.zeros((batch, self.hidden_size), jaxprs.promoted_type(dtype, jnp.complex64))
 
     @jaxprs.with_promotion
     def _through(
         self,
         p: Any,
-        x: jax.Array,
-        h: jax.Array,
-        log_transition: jax.Array,
-        scale: jax.Array,
+        x: Array,
+        h: Array,
+        log_transition: Array,
+        scale: Array,
         span: Span,
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[Array, Array]:
         """Re(C h) for all steps of h' = exp(log_transition) h + scale B x, and the last h."""
         u = _complex(span.linear(x, p["B_re"]), span.linear(x, p["B_im"]))
         hs, h = _diagonal(h, log_transition, along_last(scale, u) * u, span)
@@ -121,10 +120,9 @@ class LRU(_ComplexState):
         d = self.input_size
         h = self.hidden_size
         shapes = {"B_re": (h, d), "B_im": (h, d), "C_re": (d, h), "C_im": (d, h)}
-        normal = {
-            n: (initializers.normal((1 if n[0] == "C" else 0.5) ** 0.5 / s[1] ** 0.5), s)
-            for n, s in shapes.items()
-        }
+        normal = {}
+        for n, s in shapes.items():
+            normal[n] = (initializers.normal((1 if n[0] == "C" else 0.5) ** 0.5 / s[1] ** 0.5), s)
         later = {
             "nu_log": constant(0.0, h),
             "theta_log": constant(0.0, h),
@@ -132,7 +130,7 @@ class LRU(_ComplexState):
         }
         return later | normal | {"D": (initializers.normal(1.0), (d,))}
 
-    def _initial(self, key: jax.Array, dtype: Any) -> dict[str, jax.Array]:
+    def _initial(self, key: Array, dtype: Any) -> dict[str, Array]:
         of_radius, of_phase, key = jax.random.split(key, 3)
         low, high = self.ring
         # |lambda|^2 is uniform between the squares, so that lambda is uniform in the ring. 0 and 1 have no logarithm.
@@ -149,7 +147,7 @@ class LRU(_ComplexState):
             name: value.astype(dtype) for name, value in drawn.items()
         }
 
-    def _run(self, p: Any, x: jax.Array, h: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
+    def _run(self, p: Any, x: Array, h: Array, span: Span) -> tuple[Array, Array]:
         log_lambda = _complex(-jnp.exp(p["nu_log"]), jnp.exp(p["theta_log"])).astype(h.dtype)
         y, h = self._through(p, x, h, log_lambda, jnp.exp(p["gamma_log"]), span)
         return y + along_last(p["D"], x) * x, h
@@ -204,7 +202,7 @@ class S5(_ComplexState):
         }
         return later | {"D": (initializers.normal(1.0), (d,))}
 
-    def _initial(self, key: jax.Array, dtype: Any) -> dict[str, jax.Array]:
+    def _initial(self, key: Array, dtype: Any) -> dict[str, Array]:
         of_b, of_c, of_step, key = jax.random.split(key, 4)
         d = self.input_size
         h = self.hidden_size
@@ -226,7 +224,7 @@ class S5(_ComplexState):
             name: value.astype(dtype) for name, value in drawn.items()
         }
 
-    def _run(self, p: Any, x: jax.Array, h: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
+    def _run(self, p: Any, x: Array, h: Array, span: Span) -> tuple[Array, Array]:
         poles = _complex(jnp.minimum(p["Lambda_re"], -1e-4), p["Lambda_im"]).astype(h.dtype)
         exponent = poles * jnp.exp(p["log_step"])
         y, h = self._through(p, x, h, exponent, (jnp.exp(exponent) - 1) / poles, span)
@@ -276,21 +274,20 @@ class RGLRU(RecurrentLayer):
         k = self.num_heads
         start, _ = uniform(d // k, d // k)
 
-        def decay(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-            root = jax.random.uniform(key, shape, minval=0.9, maxval=0.999) ** (
-                1 / 8
-            )  # a^8 is uniform in [0.9, 0.999]
+        def decay(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+            # a^8 is uniform in [0.9, 0.999]
+            root = jax.random.uniform(key, shape, minval=0.9, maxval=0.999) ** (1 / 8)
             return (jnp.log(root) - jnp.log1p(-root)).astype(dtype)
 
         blocks = (start, (k, d // k, d // k))
         biases = {"bias_a": constant(0.0, d), "bias_x": constant(0.0, d)}
         return {"weight_a": blocks, "weight_x": blocks, "Lambda": (decay, (d,))} | biases
 
-    def _fresh(self, batch: int, dtype: Any) -> jax.Array:
+    def _fresh(self, batch: int, dtype: Any) -> Array:
         return jnp.zeros((batch, self.input_size), dtype)
 
-    def _run(self, p: Any, x: jax.Array, h: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
-        def gate(name: str) -> jax.Array:
+    def _run(self, p: Any, x: Array, h: Array, span: Span) -> tuple[Array, Array]:
+        def gate(name: str) -> Array:
             weight = p[f"weight_{name}"].astype(span.dtype)
             parts = heads(x, self.num_heads)
             z = jnp.einsum("tnki,koi->tnko", parts, weight, preferred_element_type=h.dtype).reshape(
@@ -305,7 +302,7 @@ class RGLRU(RecurrentLayer):
         return y, h
 
 
-def rg_lru(h: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
+def rg_lru(h: Array, at: Any) -> tuple[Array, Array]:
     """h' = a h + u, where u is the gated and scaled input."""
     a, u = at
     h = a * h + u

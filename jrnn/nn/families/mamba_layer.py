@@ -13,21 +13,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from jrnn.nn.checks import check_integer
 from jrnn.nn.families.diagonal import check_heads
-from jrnn.nn.recurrent import Parameter, RecurrentLayer, constant, uniform
+from jrnn.nn.recurrent import Outputs, Parameter, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
 from jrnn.nn.span import Span, along_last, heads, rms_norm
 
 
-def time_steps(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+def time_steps(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
     """Biases whose softplus is between 0.001 and 0.1, uniform in its logarithm."""
     dt = jnp.exp(jax.random.uniform(key, shape, minval=math.log(0.001), maxval=math.log(0.1)))
     return jnp.log(jnp.expm1(dt)).astype(dtype)
 
 
-def elapsed(dt: jax.Array, span: Span) -> jax.Array:
+def elapsed(dt: Array, span: Span) -> Array:
     """The time steps [T, N, C] of a layer, each times the time since the last step, if it is given."""
     return dt if span.dt is None else dt * span.dt[..., None]
 
@@ -77,9 +78,7 @@ class Mamba(RecurrentLayer):
         s = self.state_size
         rank = self.dt_rank
 
-        def log_states(
-            key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32
-        ) -> jax.Array:
+        def log_states(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
             return jnp.broadcast_to(jnp.log(jnp.arange(1, s + 1, dtype=dtype))[None], shape)
 
         return {
@@ -94,11 +93,11 @@ class Mamba(RecurrentLayer):
             "out_proj": uniform(d, i),
         }
 
-    def _fresh(self, batch: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    def _fresh(self, batch: int, dtype: Any) -> tuple[Array, Array]:
         shapes = (self.conv_size - 1, self.hidden_size), (self.hidden_size, self.state_size)
         return tuple(jnp.zeros((batch, *shape), dtype) for shape in shapes)
 
-    def _run(self, p: Any, x: jax.Array, state: Any, span: Span) -> tuple[jax.Array, Any]:
+    def _run(self, p: Any, x: Array, state: Any, span: Span) -> Outputs:
         window, h = state
         x, gate = jnp.split(span.linear(x, p["in_proj"]), 2, axis=-1)
         x, window = span.convolve(x, window, p["conv_weight"], p["conv_bias"])
@@ -112,10 +111,10 @@ class Mamba(RecurrentLayer):
         return span.linear(y, p["out_proj"]), (window, h)
 
 
-def selective(A: jax.Array) -> Any:
+def selective(A: Array) -> Any:
     """The step of Mamba's recurrence: h [N, I, S]; x, dt [N, I]; b, c [N, S]; A [I, S]."""
 
-    def step(h: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
+    def step(h: Array, at: Any) -> tuple[Array, Array]:
         x, dt, b, c = at
         h = jnp.exp(dt[..., None] * A[None]) * h + (dt * x)[..., None] * b[:, None]
         return h, jnp.einsum("nis,ns->ni", h, c)
@@ -174,9 +173,7 @@ class Mamba2(RecurrentLayer):
         i = self.hidden_size
         k = self.num_heads
 
-        def log_decays(
-            key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32
-        ) -> jax.Array:
+        def log_decays(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
             return jnp.log(jax.random.uniform(key, shape, minval=1.0, maxval=16.0)).astype(dtype)
 
         return {
@@ -190,12 +187,12 @@ class Mamba2(RecurrentLayer):
             "out_proj": uniform(d, i),
         }
 
-    def _fresh(self, batch: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    def _fresh(self, batch: int, dtype: Any) -> tuple[Array, Array]:
         width = self.hidden_size // self.num_heads
         shapes = (self.conv_size - 1, self._channels), (self.num_heads, self.state_size, width)
         return tuple(jnp.zeros((batch, *shape), dtype) for shape in shapes)
 
-    def _run(self, p: Any, x: jax.Array, state: Any, span: Span) -> tuple[jax.Array, Any]:
+    def _run(self, p: Any, x: Array, state: Any, span: Span) -> Outputs:
         window, S = state
         i = self.hidden_size
         k = self.num_heads
@@ -204,7 +201,8 @@ class Mamba2(RecurrentLayer):
         xbc, window = span.convolve(xbc, window, p["conv_weight"], p["conv_bias"])
         x, b, c = jnp.split(jax.nn.silu(xbc), [i, i + groups * self.state_size], axis=-1)
         x = heads(x, k)
-        b, c = (jnp.repeat(heads(part, groups), k // groups, axis=-2) for part in (b, c))
+        b = jnp.repeat(heads(b, groups), k // groups, axis=-2)
+        c = jnp.repeat(heads(c, groups), k // groups, axis=-2)
         dt = elapsed(jax.nn.softplus(dt + along_last(p["dt_bias"], dt)), span)
         decay = jnp.exp(-along_last(jnp.exp(p["A_log"]), dt) * dt)
         S, y = span.scan(state_space, S, (c, dt[..., None] * b, x, decay))
@@ -213,7 +211,7 @@ class Mamba2(RecurrentLayer):
         return span.linear(y, p["out_proj"]), (window, S)
 
 
-def state_space(S: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
+def state_space(S: Array, at: Any) -> tuple[Array, Array]:
     """S' = decay S + k v^T, y = S'^T q in each head: q, k [N, K, S], v [N, K, P], decay [N, K]; S [N, K, S, P]."""
     q, k, v, decay = at
     S = decay[..., None, None] * S + k[..., :, None] * v[..., None, :]

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 from jax.nn import initializers
 
 from jrnn.nn.recurrent import Parameter, RecurrentLayer, constant, uniform
@@ -29,11 +30,11 @@ class _Elementwise(RecurrentLayer):
         self.hidden_size = input_size if hidden_size is None else hidden_size
         super().__init__(input_size, self.hidden_size, rngs=rngs, **options)
 
-    def _fresh(self, batch: int, dtype: Any) -> jax.Array:
+    def _fresh(self, batch: int, dtype: Any) -> Array:
         return jnp.zeros((batch, self.hidden_size), dtype)
 
 
-def _between(h: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
+def _between(h: Array, at: Any) -> tuple[Array, Array]:
     """h' = z h + (1 - z) candidate."""
     z, candidate = at
     h = z * h + (1 - z) * candidate
@@ -64,7 +65,7 @@ class MinGRU(_Elementwise):
             "bias_h": constant(0.0, h),
         }
 
-    def _run(self, p: Any, x: jax.Array, h: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
+    def _run(self, p: Any, x: Array, h: Array, span: Span) -> tuple[Array, Array]:
         z, candidate = (span.linear(x, p[f"weight_{gate}"], p[f"bias_{gate}"]) for gate in "zh")
         h, y = span.scan(_between, h, (jax.nn.sigmoid(-z), candidate))
         return y, h
@@ -94,7 +95,7 @@ class MinLSTM(_Elementwise):
             "bias_h": constant(0.0, h),
         }
 
-    def _run(self, p: Any, x: jax.Array, h: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
+    def _run(self, p: Any, x: Array, h: Array, span: Span) -> tuple[Array, Array]:
         f, i, candidate = (span.linear(x, p[f"weight_{gate}"], p[f"bias_{gate}"]) for gate in "fih")
         # f/(f + i) as a sigmoid: neither quotient is 0/0 where both gates are closed.
         forget = jax.nn.sigmoid(jax.nn.log_sigmoid(f) - jax.nn.log_sigmoid(i))
@@ -125,10 +126,10 @@ class IndRNN(_Elementwise):
             "bias": constant(0.0, h),
         }
 
-    def _run(self, p: Any, x: jax.Array, h: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
+    def _run(self, p: Any, x: Array, h: Array, span: Span) -> tuple[Array, Array]:
         u = p["recurrent"][None]
 
-        def step(h: jax.Array, wx: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def step(h: Array, wx: Array) -> tuple[Array, Array]:
             h = jax.nn.relu(wx + u * h)
             return h, h
 

@@ -13,11 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 from jax.nn import initializers
 
 from jrnn.nn.checks import check_integer
 from jrnn.nn.families.diagonal import check_heads
-from jrnn.nn.recurrent import Parameter, RecurrentLayer, constant, uniform
+from jrnn.nn.recurrent import Outputs, Parameter, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
 from jrnn.nn.span import Span, along_last, heads, layer_norm, unit_length
 
@@ -54,15 +55,16 @@ class RWKV7(RecurrentLayer):
         d = self.input_size
         rank = self.rank
 
-        def decays(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-            return (-6.0 + 5.0 * jnp.linspace(0.0, 1.0, shape[0]) ** 0.85 + 0.5).astype(
-                dtype
-            )  # from slow to fast
+        def decays(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+            # from slow to fast
+            return (-6.0 + 5.0 * jnp.linspace(0.0, 1.0, shape[0]) ** 0.85 + 0.5).astype(dtype)
 
         mixtures = {f"mu_{name}": constant(0.5, d) for name in MIXED}
         weights = {f"W_{name}": uniform(d, d) for name in "rkvo"}
         low = {f"A_{name}": constant(0.0, rank, d) for name in "wa"} | {"A_g": uniform(rank, d)}
-        back = {f"B_{name}": (initializers.orthogonal(0.1), (d, rank)) for name in "wag"}
+        back = {}
+        for name in "wag":
+            back[f"B_{name}"] = (initializers.orthogonal(0.1), (d, rank))
         biases = {"lambda_w": (decays, (d,)), "lambda_a": constant(0.0, d), "xi": constant(0.85, d)}
         ends = {
             "alpha": constant(1.0, d),
@@ -72,29 +74,31 @@ class RWKV7(RecurrentLayer):
         }
         return mixtures | weights | low | back | biases | ends
 
-    def _fresh(self, batch: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    def _fresh(self, batch: int, dtype: Any) -> tuple[Array, Array]:
         k = self.num_heads
         c = self.input_size // self.num_heads
         return jnp.zeros((batch, self.input_size), dtype), jnp.zeros((batch, k, c, c), dtype)
 
-    def _run(self, p: Any, x: jax.Array, state: Any, span: Span) -> tuple[jax.Array, Any]:
+    def _run(self, p: Any, x: Array, state: Any, span: Span) -> Outputs:
         before, S = state
         (earlier, now), window = span.taps(x, before[:, None])
-        mixed = {name: now + (earlier - now) * along_last(p[f"mu_{name}"], now) for name in MIXED}
+        mixed = {}
+        for name in MIXED:
+            mixed[name] = now + (earlier - now) * along_last(p[f"mu_{name}"], now)
         y, S = time_mixing(p, mixed, S, span, self.num_heads)
         return span.linear(y, p["W_o"]), (window[:, 0], S)
 
 
 def time_mixing(
     p: Any,
-    mixed: dict[str, jax.Array],
-    S: jax.Array,
+    mixed: dict[str, Array],
+    S: Array,
     span: Span,
     count: int,
     epsilon: float = 64e-5,
     length_epsilon: float = 1e-12,
-    values: Callable[[jax.Array], jax.Array] = lambda v: v,
-) -> tuple[jax.Array, jax.Array]:
+    values: Callable[[Array], Array] = lambda v: v,
+) -> tuple[Array, Array]:
     """The gated output [T, N, D] before its last product, and the next state.
 
     Args:
@@ -107,7 +111,7 @@ def time_mixing(
     """
     r, k, v = (span.linear(mixed[name], p[f"W_{name}"]) for name in "rkv")
 
-    def low_rank(name: str, between: Callable[[jax.Array], jax.Array] = lambda z: z) -> jax.Array:
+    def low_rank(name: str, between: Callable[[Array], Array] = lambda z: z) -> Array:
         return span.linear(between(span.linear(mixed[name], p[f"A_{name}"])), p[f"B_{name}"])
 
     w = low_rank("w", jnp.tanh)
@@ -124,19 +128,19 @@ def time_mixing(
     return g * y.reshape(g.shape), S
 
 
-def bonus(r: jax.Array, k: jax.Array, v: jax.Array, rho: jax.Array) -> jax.Array:
+def bonus(r: Array, k: Array, v: Array, rho: Array) -> Array:
     """What a step's own key and value add to its output, (r . rho k) v: all [T, N, K, C], rho [K, C]."""
     return jnp.sum(r * k * along_last(rho, r), axis=-1, keepdims=True) * v
 
 
-def decayed(S: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
+def decayed(S: Array, at: Any) -> tuple[Array, Array]:
     """RWKV-6: y = S^T r with the state before the step, S' = diag(w) S + k v^T: r, k and w [N, K, C], v [N, K, V]."""
     r, k, v, w = at
     y = jnp.einsum("nkcv,nkc->nkv", S, r)
     return w[..., None] * S + k[..., :, None] * v[..., None, :], y
 
 
-def generalized_delta(S: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
+def generalized_delta(S: Array, at: Any) -> tuple[Array, Array]:
     """S' = S diag(w) - (S kk) b^T + v k^T, y = S' r: all [N, K, C]; S [N, K, values, keys]."""
     r, w, k, v, kk, b = at
     removed = jnp.einsum("nkvc,nkc->nkv", S, kk)

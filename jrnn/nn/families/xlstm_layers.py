@@ -13,17 +13,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 from jax.nn import initializers
 
 from jrnn.nn.families.diagonal import check_heads
-from jrnn.nn.recurrent import Parameter, RecurrentLayer, constant, uniform
+from jrnn.nn.recurrent import Outputs, Parameter, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
 from jrnn.nn.span import Span, heads, layer_norm
 
 NEVER = -1e30  # the logarithm of a forget gate's past that is empty; exp of it is 0
 
 
-def forget_bias(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+def forget_bias(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
     """Evenly spaced in [3, 6]: units remember for 20 to 400 steps."""
     return jnp.linspace(3.0, 6.0, shape[0]).astype(dtype)
 
@@ -65,26 +66,26 @@ class SLSTM(RecurrentLayer):
         h = self.hidden_size
         k = self.num_heads
         weights = {f"W_{gate}": uniform(h, d) for gate in "zifo"}
-        recurrent = {
-            f"R_{gate}": (initializers.orthogonal(), (k, h // k, h // k)) for gate in "zifo"
-        }
-        biases = {
-            f"b_{gate}": (forget_bias, (h,)) if gate == "f" else constant(0.0, h) for gate in "zifo"
-        }
+        recurrent = {}
+        for gate in "zifo":
+            recurrent[f"R_{gate}"] = (initializers.orthogonal(), (k, h // k, h // k))
+        biases = {}
+        for gate in "zifo":
+            biases[f"b_{gate}"] = (forget_bias, (h,)) if gate == "f" else constant(0.0, h)
         return weights | recurrent | biases | {"norm": constant(1.0, h)}
 
-    def _fresh(self, batch: int, dtype: Any) -> tuple[jax.Array, ...]:
+    def _fresh(self, batch: int, dtype: Any) -> tuple[Array, ...]:
         zeros = jnp.zeros((batch, self.hidden_size), dtype)
         return zeros, zeros, zeros, jnp.full_like(zeros, NEVER)
 
-    def _run(self, p: Any, x: jax.Array, state: Any, span: Span) -> tuple[jax.Array, Any]:
+    def _run(self, p: Any, x: Array, state: Any, span: Span) -> Outputs:
         wx = [span.linear(x, p[f"W_{gate}"], p[f"b_{gate}"]) for gate in "zifo"]
 
-        def step(state: Any, wx: list[jax.Array]) -> tuple[Any, jax.Array]:
+        def step(state: Any, wx: list[Array]) -> tuple[Any, Array]:
             h, c, n, m = state
             parts = heads(h, self.num_heads).astype(span.dtype)
 
-            def recurrent(gate: str) -> jax.Array:
+            def recurrent(gate: str) -> Array:
                 r = p[f"R_{gate}"].astype(span.dtype)
                 return jnp.einsum("nkc,kdc->nkd", parts, r, preferred_element_type=h.dtype).reshape(
                     h.shape
@@ -154,12 +155,12 @@ class MLSTM(RecurrentLayer):
             | {"b_o": constant(0.0, h), "norm": constant(1.0, h), "weight_out": uniform(d, h)}
         )
 
-    def _fresh(self, batch: int, dtype: Any) -> tuple[jax.Array, ...]:
+    def _fresh(self, batch: int, dtype: Any) -> tuple[Array, ...]:
         k = self.num_heads
         c = self.hidden_size // self.num_heads
         return tuple(jnp.zeros((batch, *shape), dtype) for shape in ((k, c, c), (k, c), (k,)))
 
-    def _run(self, p: Any, x: jax.Array, state: Any, span: Span) -> tuple[jax.Array, Any]:
+    def _run(self, p: Any, x: Array, state: Any, span: Span) -> Outputs:
         q, k, v = (heads(span.linear(x, p[f"W_{name}"]), self.num_heads) for name in "qkv")
         i, f = (span.linear(x, p[f"w_{gate}"], p[f"b_{gate}"]) for gate in "if")
         k = k / math.sqrt(k.shape[-1])
@@ -169,7 +170,7 @@ class MLSTM(RecurrentLayer):
         return span.linear(y, p["weight_out"]), state
 
 
-def mlstm(state: Any, at: Any, epsilon: float = 0.0) -> tuple[Any, jax.Array]:
+def mlstm(state: Any, at: Any, epsilon: float = 0.0) -> tuple[Any, Array]:
     """One step of all heads: q, k [N, K, C], v [N, K, V], the logarithms of i and f [N, K]; S [N, K, C, V].
 
     `epsilon` is added to the normalizer.
