@@ -121,11 +121,10 @@ def convolution(name: str, channels: int, taps: int, bias: bool = False) -> Shap
 
 def products(rows: Mapping[str, int], columns: int, bias: bool = False) -> Shapes:
     """The tensors of several products of the same input; `rows`: by their names."""
-    return {
-        key: shape
-        for name, size in rows.items()
-        for key, shape in linear(name, size, columns, bias=bias).items()
-    }
+    shapes: Shapes = {}
+    for name, size in rows.items():
+        shapes |= linear(name, size, columns, bias=bias)
+    return shapes
 
 
 def under(name: str, shapes: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,16 +247,11 @@ class Decoder:
         """The parts and norms of all layers, by their names in the files."""
         for k, layer in enumerate(self.layers):
             for branch in layer:
-                norms = [
-                    (name, branch.norm or self.norm)
-                    for name in (branch.before, branch.after)
-                    if name is not None
-                ]
-                for name, part in (*norms, (branch.name, branch.part)):
-                    yield (
-                        f"{self.names.layers}.{k}.{name}" if name else f"{self.names.layers}.{k}",
-                        part,
-                    )
+                norm = branch.norm or self.norm
+                parts = [(branch.before, norm), (branch.after, norm), (branch.name, branch.part)]
+                for name, part in parts:
+                    if name is not None:
+                        yield f"{self.names.layers}.{k}.{name}".removesuffix("."), part
 
     def shapes(self) -> Shapes:
         """The shape of every tensor of the files."""
@@ -273,8 +267,11 @@ class Decoder:
         for name, part in self._parts():
             for key, merge in part.merged().items():
                 merged[f"{name}.{key}"] = merge.under(name)
-        inside = {name for merge in merged.values() for name in merge.names}
-        return {name: None for name in self.shapes() if name not in inside} | merged
+        parameters: dict[str, Merge | None] = dict.fromkeys(self.shapes())
+        for merge in merged.values():
+            for name in merge.names:
+                parameters.pop(name, None)
+        return parameters | merged
 
     @cached_property
     def remembers(self) -> str | None:
@@ -296,11 +293,10 @@ class Decoder:
         """The state before the first token, arrays [N, ...] by layer and name, as `3.conv`."""
         state: State = {"position": jnp.zeros(batch, jnp.int32)} if self.places else {}
         for k, layer in enumerate(self.layers):
-            for name, shape in (
-                item for branch in layer for item in branch.part.holds(room).items()
-            ):
-                kind = jnp.int32 if name == "places" else dtype
-                state[f"{k}.{name}"] = jnp.full((batch, *shape), FIRST.get(name, 0), kind)
+            for branch in layer:
+                for name, shape in branch.part.holds(room).items():
+                    kind = jnp.int32 if name == "places" else dtype
+                    state[f"{k}.{name}"] = jnp.full((batch, *shape), FIRST.get(name, 0), kind)
         return state
 
     def run(self, w: Scoped, x: Array, state: State, span: Span) -> tuple[Array, State]:

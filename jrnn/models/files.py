@@ -201,10 +201,12 @@ def parameter(
     for part in merge.names if merge else (name,):
         places.append(tensors.places[part])
     with ExitStack() as files:
-        opened = {}
-        for f in {place.file for place in places}:
-            opened[f] = files.enter_context(_opened(f))
-        views = [place.view(opened[place.file]) for place in places]
+        opened: dict[Any, Any] = {}
+        views = []
+        for place in places:
+            if place.file not in opened:
+                opened[place.file] = files.enter_context(_opened(place.file))
+            views.append(place.view(opened[place.file]))
         if merge is not None and not merge.stacks:
             whole = np.concatenate([view[:] for view in views])
             return jax.device_put(
@@ -255,9 +257,9 @@ def write(
             if shards[-1] and filled + size > shard_bytes:
                 shards.append([])
                 filled = 0
-            index: Any = (
-                ... if merge is None else k if merge.stacks else slice(row, row + shapes[part][0])
-            )
+            index: Any = ...
+            if merge is not None:
+                index = k if merge.stacks else slice(row, row + shapes[part][0])
             row += shapes[part][0] if shapes[part] else 0
             shards[-1].append((part, name, index))
             filled = filled + size

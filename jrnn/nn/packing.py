@@ -248,11 +248,10 @@ def bucketed(
     batch_size = check_integer("bucketed: batch_size", batch_size, 1)
     groups: dict[int, list[int]] = {}
     for index, sequence in enumerate(sequences):
-        groups.setdefault(bucket(len(sequence), least=least, per_octave=per_octave), []).append(
-            index
-        )
-    return [
-        (length, members[k : k + batch_size])
-        for length, members in sorted(groups.items())
-        for k in range(0, len(members), batch_size)
-    ]
+        length = bucket(len(sequence), least=least, per_octave=per_octave)
+        groups.setdefault(length, []).append(index)
+    batches = []
+    for length, members in sorted(groups.items()):
+        for k in range(0, len(members), batch_size):
+            batches.append((length, members[k : k + batch_size]))
+    return batches

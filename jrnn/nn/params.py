@@ -94,8 +94,12 @@ class Layout:
 
     def suffixes(self) -> list[str]:
         """The suffix of each direction of each layer: `_l0`, `_l0_reverse`, `_l1`, ... The states have this order too."""
-        ways = ("", "_reverse")[: self.directions]
-        return [f"_l{layer}{way}" for layer in range(self.num_layers) for way in ways]
+        suffixes = []
+        for layer in range(self.num_layers):
+            suffixes.append(f"_l{layer}")
+            if self.bidirectional:
+                suffixes.append(f"_l{layer}_reverse")
+        return suffixes
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every parameter, in PyTorch's order."""
@@ -134,10 +138,11 @@ class Layout:
     def split(self, params: Mapping[str, Any]) -> list[Weights]:
         """The parameters of each direction of each layer, in the order of `suffixes`."""
         fields = list(self.cell_shapes(1))
-        return [
-            Weights(**{field: jnp.asarray(params[field + suffix]) for field in fields})
-            for suffix in self.suffixes()
-        ]
+        weights = []
+        for suffix in self.suffixes():
+            arrays = {field: jnp.asarray(params[field + suffix]) for field in fields}
+            weights.append(Weights(**arrays))
+        return weights
 
 
 def init(

@@ -123,17 +123,13 @@ def spelled_out(
         for p in signature.parameters.values():
             if p.kind is not inspect.Parameter.VAR_KEYWORD:
                 own.append(p)
-        more = []
-        for f in others or (Settings,):
-            for p in inspect.signature(f).parameters.values():
-                more.append((f, p))
         leave_out = {p.name for p in own} | set(without)
         added = {}
-        for f, p in more:
-            if p.name not in leave_out and (
-                p.kind is inspect.Parameter.KEYWORD_ONLY or f is Settings
-            ):
-                added[p.name] = p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for f in others or (Settings,):
+            for p in inspect.signature(f).parameters.values():
+                is_keyword = f is Settings or p.kind is inspect.Parameter.KEYWORD_ONLY
+                if is_keyword and p.name not in leave_out:
+                    added[p.name] = p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         function.__signature__ = signature.replace(parameters=[*own, *added.values()])  # type: ignore[attr-defined]
         return function
 

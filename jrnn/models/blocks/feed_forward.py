@@ -185,12 +185,11 @@ class Experts(Block):
 
     def merged(self) -> dict[str, Merge]:
         names = self._each if self.stacked is None else ()
-        return {
-            f"experts.{n}": Merge(
-                tuple(f"experts.{e}.{n}.weight" for e in range(self.router.count))
-            )
-            for n in names
-        }
+        merged = {}
+        for name in names:
+            of_experts = [f"experts.{e}.{name}.weight" for e in range(self.router.count)]
+            merged[f"experts.{name}"] = Merge(tuple(of_experts))
+        return merged
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         span = at.span

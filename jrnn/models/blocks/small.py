@@ -149,14 +149,15 @@ class Both(Block):
     def merged(self) -> dict[str, Merge]:
         merged: dict[str, Merge] = {}
         for side in self.sides:
-            merged |= under(
-                side.name,
-                {key: merge.under(side.name) for key, merge in side.part.merged().items()},
-            )
+            for key, merge in under(side.name, side.part.merged()).items():
+                merged[key] = merge.under(side.name)
         return merged
 
     def holds(self, room: int) -> Shapes:
-        return {key: shape for side in self.sides for key, shape in side.part.holds(room).items()}
+        shapes: Shapes = {}
+        for side in self.sides:
+            shapes |= side.part.holds(room)
+        return shapes
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
         outputs = []

@@ -12,10 +12,12 @@ from jrnn.models.families import hybrids, linear_attention, mamba, recurrent_gem
 from jrnn.models.family import Family
 
 _FILES = (hybrids, linear_attention, mamba, recurrent_gemma, rwkv, xlstm)
-_ALL = (value for file in _FILES for value in vars(file).values() if isinstance(value, Family))
-FAMILIES: dict[str, Family] = {
-    family.name: family for family in sorted(_ALL, key=lambda family: family.name)
-}
+FAMILIES: dict[str, Family] = {}
+for _file in _FILES:
+    for _value in vars(_file).values():
+        if isinstance(_value, Family):
+            FAMILIES[_value.name] = _value
+FAMILIES = dict(sorted(FAMILIES.items()))
 
 
 def family_of(model_type: Any, where: str) -> Family:
