@@ -66,7 +66,8 @@ def from_caffe2(
         names = _names(kind, scope, layer, num_layers)
         arrays = [_find(blobs, name, kind) for name in names]
         half = len(arrays) // 2
-        (weight_ih, *hidden), (bias_ih, *biases) = arrays[:half], arrays[half:]
+        weight_ih, *hidden = arrays[:half]
+        bias_ih, *biases = arrays[half:]
         weight_hh = np.concatenate(hidden)
         if forget_bias:
             if kind != "LSTM":

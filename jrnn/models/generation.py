@@ -365,7 +365,8 @@ def _read(model: TokenModel, state: State, tokens: Array, lengths: Any) -> State
 
 def _drawn(model: TokenModel, written: Prefix, key: Array, count: Any, choice: Sampler) -> Prefix:
     """Draws a token of each sequence that has not ended, and reads it; `count`: of tokens drawn before."""
-    (state, done, last), key = written, jax.random.fold_in(key, count)
+    state, done, last = written
+    key = jax.random.fold_in(key, count)
     seen = state["counts"] > 0 if "counts" in state else None
     token = jnp.where(done, last, sample(state["logits"], key, choice, seen))
     if choice.stop is None:

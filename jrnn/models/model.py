@@ -269,7 +269,8 @@ def _call(
     decoder = model.decoder
     w = Scoped(model.params)
     steps = None
-    (state, past), names = apart(state), decoder.names
+    state, past = apart(state)
+    names = decoder.names
     dtype = w[names.embedding].dtype
     resets = None if resets is None else resets.T
     if mask is not None:

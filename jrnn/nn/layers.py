@@ -254,7 +254,8 @@ def _rows(table: Array, places: Array) -> Array:
     numbers = lax.GatherDimensionNumbers(
         offset_dims=(1, 2), collapsed_slice_dims=(), start_index_map=(0,)
     )
-    places, shape = places.reshape(-1, 1), places.shape
+    shape = places.shape
+    places = places.reshape(-1, 1)
     places = jnp.where(places < 0, places + len(table), places)
     rows = lax.gather(table, places, numbers, (1, table.shape[1]), mode="promise_in_bounds")
     return rows.reshape(*shape, table.shape[1])

@@ -150,7 +150,8 @@ def pad_packed_sequence(
     [[0. 2. 4.]
      [1. 0. 0.]] [3 1]
     """
-    (steps,), (batch,) = packed.batch_sizes.shape, packed.sorted_indices.shape
+    (steps,) = packed.batch_sizes.shape
+    (batch,) = packed.sorted_indices.shape
     total = steps if total_length is None else total_length
     lengths = packed.lengths
     known = concrete(lengths)

@@ -252,7 +252,8 @@ class RecurrentLayer(Parameters):
 
 def _run_parts(functions: Sequence[Callable], options: Any, arrays: Any) -> tuple[Any, Any]:
     """Runs a layer from its functions and settings."""
-    (kind, names, settings, span, single), (params, x, state, more) = options, arrays
+    kind, names, settings, span, single = options
+    params, x, state, more = arrays
     if isinstance(settings, list):
         (layer,) = settings
     else:

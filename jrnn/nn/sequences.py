@@ -59,7 +59,9 @@ class Sequences:
         swap = batch_first and not single
 
         def time_first(array: Array) -> Array:
-            return array[:, None] if single else jnp.swapaxes(array, 0, 1) if swap else array
+            if single:
+                return array[:, None]
+            return jnp.swapaxes(array, 0, 1) if swap else array
 
         given = (
             *check_masks(where, resets, mask, shape),

@@ -224,7 +224,8 @@ def _check(x: Array, weights: StackWeights, hidden: Array) -> None:
     sizes = f"x is {list(jnp.shape(x))} and hidden {list(jnp.shape(hidden))}"
     if jnp.ndim(x) != 3 or jnp.ndim(hidden) != 3:
         raise LayerError(f"stacked_gru: {sizes}; they must be [T, N, D] and [L, N, H]")
-    (_, batch, features), (layers, _, size) = x.shape, hidden.shape
+    _, batch, features = x.shape
+    layers, _, size = hidden.shape
     rows = 3 * size
     bias = (layers, 1, 3 * size)
     wanted = StackWeights(
@@ -239,7 +240,8 @@ def _check_cell(x: Array, hidden: Array, **others: Array) -> None:
     sizes = f"x is {list(jnp.shape(x))} and hidden {list(jnp.shape(hidden))}"
     if jnp.ndim(x) != 2 or jnp.ndim(hidden) != 2 or len(x) != len(hidden):
         raise LayerError(f"stacked_gru: {sizes}; they must be [N, D] and [N, H]")
-    (_, features), (_, size) = x.shape, hidden.shape
+    _, features = x.shape
+    _, size = hidden.shape
     rows = 3 * size
     bias = (1, 3 * size)
     wanted = {

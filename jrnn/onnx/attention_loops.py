@@ -288,7 +288,9 @@ def _reads(term: Term) -> tuple[list[Term], list[tuple[Term, Term]]]:
 
 def _update(form: AffineForm) -> tuple[str, tuple[Term, ...]]:
     """The name of an update, and its k, v, decay and b."""
-    forms, k, (free,) = form.forms, form.forms.contracted, form.free
+    forms = form.forms
+    k = form.forms.contracted
+    (free,) = form.free
     known_terms = []
     reads = []
     for term in (*form.known, *form.updates):

@@ -134,7 +134,9 @@ class GraphEmitter:
             value = self.op(
                 "Expand", [value.value, self.sizes(value.shape)], value.shape, value.dtype
             )
-        return "" if value is None else value.name if isinstance(value, Ref) else self.const(value)
+        if value is None:
+            return ""
+        return value.name if isinstance(value, Ref) else self.const(value)
 
     def op(
         self,
@@ -461,9 +463,10 @@ def info(ref: Ref) -> onnx.ValueInfoProto:
     """The declaration of an input or output. An open size keeps its name; a size computed from open ones has none."""
     shape = []
     for size in ref.shape:
-        shape.append(
-            int(size) if is_static([size]) else str(size) if str(size).isidentifier() else None
-        )
+        if is_static([size]):
+            shape.append(int(size))
+        else:
+            shape.append(str(size) if str(size).isidentifier() else None)
     return helper.make_tensor_value_info(ref.name, type_code(ref.dtype), shape)
 
 

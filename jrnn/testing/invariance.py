@@ -37,11 +37,13 @@ def differs(what: str, computed: Any, wanted: Any, tolerance: float) -> str | No
         if a.tobytes() == b.tobytes() or a.dtype.kind not in "fciub":
             continue
         wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
-        a, b, bits = a.astype(wide), b.astype(wide), tolerance == 0 and a.dtype.kind == "f"
+        compares_signs = tolerance == 0 and a.dtype.kind == "f"
+        a = a.astype(wide)
+        b = b.astype(wide)
         scale = max(1.0, float(np.max(np.abs(b), initial=0.0, where=np.isfinite(b))))
         with np.errstate(invalid="ignore"):
             same = (np.abs(a - b) <= tolerance * scale) | (a == b) | (np.isnan(a) & np.isnan(b))
-        if bits:
+        if compares_signs:
             same &= np.signbit(a) == np.signbit(b)
         if not same.all():
             at = tuple(map(int, np.argwhere(~same)[0]))

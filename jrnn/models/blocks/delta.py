@@ -66,7 +66,9 @@ class Delta(Block):
         return self.key_heads * self.key, self.value_heads * self.value
 
     def tensors(self) -> Shapes:
-        (k, v), h, d = self._sizes, self.value_heads, self.width
+        k, v = self._sizes
+        h = self.value_heads
+        d = self.width
         shapes: Shapes = {"dt_bias": (h,), "A_log": (h,)}
         if self.products == "each":
             rows = {"q_proj": k, "k_proj": k, "v_proj": v, "a_proj": h, "b_proj": h, "g_proj": v}
@@ -108,7 +110,8 @@ class Delta(Block):
         return jnp.concatenate([q, k, v], axis=-1), z, b.reshape(flat), a.reshape(flat)
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
-        span, (size, _) = at.span, self._sizes
+        span = at.span
+        size, _ = self._sizes
         qkv, z, b, a = self._projected(w, x, span)
         qkv, conv = w.convolve(span, "conv1d", qkv, state["conv"])
         q, k, v = jnp.split(ACTIVATIONS[self.act](qkv), [size, 2 * size], axis=-1)

@@ -201,7 +201,9 @@ class HyperStreams(Both):
         return super().tensors() | {f"hc_{self.name}_{key}": shape for key, shape in own.items()}
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
-        s, streams, (norm, part) = self.count, heads(x, self.count), self.sides
+        s = self.count
+        streams = heads(x, self.count)
+        norm, part = self.sides
         weights, base, scale = (w[f"hc_{self.name}_{key}"] for key in ("fn", "base", "scale"))
         z = at.span.linear(rms_norm(x, None, norm.part.epsilon), weights)
         scale = jnp.repeat(

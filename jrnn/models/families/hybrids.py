@@ -88,7 +88,9 @@ def bamba(c: BambaConfig) -> Decoder:
 
 
 def falcon_h1(c: FalconH1Config) -> Decoder:
-    norm = ("before" if c.mamba_norm_before_gate else "after") if c.mamba_rms_norm else None
+    norm = None
+    if c.mamba_rms_norm:
+        norm = "before" if c.mamba_norm_before_gate else "after"
     mamba = Mamba2.of(c, norm=norm, out_bias=c.projectors_bias, factors=c.ssm_multipliers)
     scale = c.key_multiplier * c.head**-0.5
     attention = Attention.of(c, c.attention_bias, rope=Rope.of(c, c.head), scale=scale)

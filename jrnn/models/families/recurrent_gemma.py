@@ -105,7 +105,8 @@ def bounded_sqrt(x: Array) -> Array:
 
 @bounded_sqrt.defjvp
 def _bounded_sqrt_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    (x,), (dx,) = primals, tangents
+    (x,) = primals
+    (dx,) = tangents
     return jnp.sqrt(x), dx * jax.lax.rsqrt(jnp.maximum(4.0 * x, 1e-6))
 
 

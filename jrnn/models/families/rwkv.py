@@ -137,7 +137,8 @@ def wkv(decay: Array, first: Array) -> Any:
     """
 
     def step(state: Any, at: Any) -> tuple[Any, Array]:
-        (total, weight, top), (key, value) = state, at
+        total, weight, top = state
+        key, value = at
         now = key + first[None]
         most = jnp.maximum(top, now)
         past = jnp.exp(top - most)
@@ -212,7 +213,8 @@ class Time7(MatrixMixing):
     first: bool
 
     def tensors(self) -> Shapes:
-        d, (w, a, v, g) = self.width, self.ranks
+        d = self.width
+        w, a, v, g = self.ranks
         shapes: Shapes = {f"x_{name}": (1, 1, d) for name in "rwkvag"} | {"k_k": (d,), "k_a": (d,)}
         shapes |= {"r_k": (self.heads, d // self.heads)} | linear("g_norm", d, bias=True)
         shapes |= products({f"{name}_proj": d for name in "rkvo"}, d)

@@ -175,7 +175,8 @@ def mlstm(state: Any, at: Any, epsilon: float = 0.0) -> tuple[Any, Array]:
 
     `epsilon` is added to the normalizer.
     """
-    (S, n, m), (q, k, v, log_i, log_f) = state, at
+    S, n, m = state
+    q, k, v, log_i, log_f = at
     top = jnp.maximum(log_f + m, log_i)
     f = jnp.exp(log_f + m - top)
     i = jnp.exp(log_i - top)

@@ -175,10 +175,8 @@ def _while(node, body, count, condition, carried):
 
     on = jnp.asarray(True if condition is None else condition).reshape(())
     start = (jnp.zeros((), int), on, *_arrays(carried))
-    (go_flat, go_values), (step_flat, step_values) = (
-        _without_closure(go, start),
-        _without_closure(step, start),
-    )
+    go_flat, go_values = _without_closure(go, start)
+    step_flat, step_values = _without_closure(step, start)
     return tuple(
         run_trips(
             lambda values, state: go_flat(values[0], state)[0],

@@ -107,7 +107,10 @@ def rounded(x, zero, dtype):
 @op("QuantizeLinear")
 def _(node, x, scale, zero=None):
     code = node.get("output_dtype", 0)
-    dtype = zero.dtype if zero is not None else _dtype(node, code) if code else np.dtype(np.uint8)
+    if zero is not None:
+        dtype = zero.dtype
+    else:
+        dtype = _dtype(node, code) if code else np.dtype(np.uint8)
     x = jnp.asarray(x)
     units = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
     if node.get("precision", 0):

@@ -114,7 +114,8 @@ def conv_transpose_node(node, x, weight, bias=None):
             low = high = 0
         if wanted is not None:
             total = strides[k] * (x.shape[2 + k] - 1) + extra[k] + reach + 1 - wanted[-rank:][k]
-            low = 0 if total < 0 else total // 2 if auto == "SAME_UPPER" else total - total // 2
+            low = total // 2 if auto == "SAME_UPPER" else total - total // 2
+            low = 0 if total < 0 else low
             high = total - low
         padding.append((reach - low, reach - high + extra[k]))
     weight = weight.reshape(groups, x.shape[1] // groups, *weight.shape[1:])

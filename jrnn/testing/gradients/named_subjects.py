@@ -310,5 +310,6 @@ def _step_by_step(eqn: Eqn, values: Sequence[Any]) -> list[Any]:
     rows: dict[int, list[Any]] = {}
     for t in order:
         outs = _evaluated(p["jaxpr"], [*consts, *carry, *(stack[t] for stack in stacks)])
-        carry, rows[t] = outs[:count], outs[count:]
+        carry = outs[:count]
+        rows[t] = outs[count:]
     return [*carry, *map(jnp.stack, zip(*(rows[t] for t in range(p["length"]))))]

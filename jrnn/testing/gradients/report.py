@@ -318,12 +318,10 @@ class GradientReport:
         net = None not in net_errors and within(net_errors, self.tolerance)
         if net and differences:
             return "JAX's gradient, the net's and central differences agree"
-        if net or differences:
-            if net:
-                agrees, other = ("the net's", "central differences do")
-            else:
-                agrees, other = ("central differences", "the net's does")
-            return f"JAX's gradient and {agrees} agree; {other} not"
+        if net:
+            return "JAX's gradient and the net's agree; central differences do not"
+        if differences:
+            return "JAX's gradient and central differences agree; the net's does not"
         for b in self.blobs:
             if not b.agrees and not _near(b.values[1], b.values[2], b.values):
                 return "no two gradients agree"
@@ -417,7 +415,9 @@ def marks(report: GradientReport) -> dict[str, tuple[str, str]]:
 
 
 def _class(strain: float) -> str:
-    return "agrees" if strain <= 0.1 else "near" if strain <= 1 else "disagrees"
+    if strain <= 0.1:
+        return "agrees"
+    return "near" if strain <= 1 else "disagrees"
 
 
 def _how(report: GradientReport) -> str:
