@@ -6,8 +6,8 @@ In: functions of JAX, and jaxprs. Out: programs, facts about equations, and valu
 evaluates for all steps, and `tangents` separates tangents from values. `primitives` is the table of what is known about each
 primitive. `axes` and `ranges` follow axes and bounds through equations, `resized` makes arrays smaller, and `by_numpy`
 evaluates without a compiler. `arguments` traces a user's function, `real_parts` makes complex numbers pairs of real ones,
-`flat` has programs as lists of nodes, and `trials` runs them on numbers. `names` has the names of JAX that move between
-releases.
+`flat` has programs as lists of nodes, and `trials` runs them on numbers. `jax_internals` has the names of JAX
+that move between releases.
 """
 
 from jrnn.jaxprs.over_time import over_time as over_time
@@ -51,6 +51,7 @@ from jrnn.jaxprs.programs import without_closure as without_closure
 from jrnn.jaxprs.programs import zeros_of_shape as zeros_of_shape
 from jrnn.jaxprs.queries import Leading as Leading
 from jrnn.jaxprs.queries import all_equations as all_equations
+from jrnn.jaxprs.queries import any_in as any_in
 from jrnn.jaxprs.queries import carry_groups as carry_groups
 from jrnn.jaxprs.queries import components as components
 from jrnn.jaxprs.queries import depends as depends

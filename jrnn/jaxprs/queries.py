@@ -107,12 +107,24 @@ def nbytes(atom: Atom) -> int:
 
 
 def inputs(eqn: Eqn) -> list[Var]:
+    """Returns the variables that an equation reads."""
     return [atom for atom in eqn.invars if isinstance(atom, Var)]
 
 
 def results(eqns: Iterable[Eqn]) -> list[Var]:
-    """Returns the results of all equations, in order."""
-    return [v for eqn in eqns for v in eqn.outvars]
+    """Returns the variables that equations define, in their order."""
+    variables: list[Var] = []
+    for eqn in eqns:
+        variables += eqn.outvars
+    return variables
+
+
+def any_in(variables: Iterable[Var], some: Collection[Var]) -> bool:
+    """Returns True if one of the variables is among some others."""
+    for v in variables:
+        if v in some:
+            return True
+    return False
 
 
 def needed(
@@ -173,8 +185,11 @@ class Leading:
 
 def free_variables(eqns: Sequence[Eqn]) -> list[Var]:
     """Returns the variables that equations read but do not define."""
-    defined = {v for eqn in eqns for v in eqn.outvars}
-    return list(dict.fromkeys(v for eqn in eqns for v in inputs(eqn) if v not in defined))
+    read: dict[Var, None] = {}
+    for eqn in eqns:
+        read.update(dict.fromkeys(inputs(eqn)))
+    defined = set(results(eqns))
+    return [v for v in read if v not in defined]
 
 
 def depends(eqns: Sequence[Eqn], roots: Iterable[Var]) -> set[Var]:
@@ -188,8 +203,12 @@ def depends(eqns: Sequence[Eqn], roots: Iterable[Var]) -> set[Var]:
     return reached
 
 
-def producers(eqns: Iterable[Eqn]) -> dict[Var, Any]:
-    return {v: eqn for eqn in eqns for v in eqn.outvars}
+def producers(eqns: Iterable[Eqn]) -> dict[Var, Eqn]:
+    """Returns the equation that defines each variable."""
+    defined: dict[Var, Eqn] = {}
+    for eqn in eqns:
+        defined.update(dict.fromkeys(eqn.outvars, eqn))
+    return defined
 
 
 def is_zero(atom: Atom, producers: Mapping[Var, Any]) -> bool:

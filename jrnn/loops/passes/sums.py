@@ -1,8 +1,13 @@
 """Carries that only add, such as the gradients of weights: sums over time after the loop, or wide carries inside it.
 
 A sum commutes with linear operations. The sum of `dot(a, b)` is one contraction over time and the dot's own axes, the sum of
-a reduction is one reduction, and only their operands are stacked. Sums are not moved through the step's own additions and
-subtractions: the sum of `a - b` may be small and exact where the sums of `a` and `b` are not, or overflow.
+a reduction is one reduction, and only their operands are stacked:
+
+    sum over t of reshape(a[t]^T b[t])     =   reshape(a^T b)             a, b: [T, N, D] and [T, N, H], read as [T * N, ...]
+    sum over t of (dot(a[t], b[t]) + c[t]) =   dot(a, b) + sum(c)         where JAX's transposition adds (`add_any`)
+
+Sums are not moved through the step's own additions and subtractions: the sum of `a - b` may be small and exact where the
+sums of `a` and `b` are not, or overflow.
 
 Shapes: T time.
 """
@@ -16,33 +21,35 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.ir import Loop, Results, RunLoop
 
-# A value that is not a contraction or a reduction is stacked only if it has at most these bytes: otherwise adding in place
-# is better.
-_SMALL = 64 * 1024
-_LONGEST = 64  # the number of equations that a sum is moved through at most
+# A value that is not a contraction or a reduction is stacked only up to this size: otherwise adding in place is better.
+_MAX_STACKED_BYTES = 64 * 1024
+_MAX_EQUATIONS = 64  # a sum is moved through at most these equations
 
+Length = int | Array  # T
 ContractedAxes = tuple[Sequence[int], Sequence[int]]
 Contract = Callable[[Any, Any, ContractedAxes, Any, Any], Any]
 Producers = Mapping[Var, Eqn]  # the equation that computes each variable of the step
-StackedParts = Mapping[
-    Var, Sequence[Var]
-]  # concatenations, with the parts that are stacked in their place
+StackedParts = Mapping[Var, Sequence[Var]]  # concatenations, and the parts that are stacked instead
 NO_PARTS: StackedParts = {}  # no concatenation is stacked in parts
 
 
 def added_to_carries(loop: Loop) -> dict[int, tuple[Atom, ...]]:
     """Returns the positions of the carries that only add, `new = old + v + ...`, with the values that they add."""
-    uses = Counter(v for e in loop.eqns for v in jaxprs.inputs(e))
-    uses.update(jaxprs.variables(loop.outputs))
-    follows: dict[Var, Any] = {}  # the only addition that reads a variable
+    uses = Counter(jaxprs.variables(loop.outputs))
+    for eqn in loop.eqns:
+        uses.update(jaxprs.inputs(eqn))
+    follows: dict[Var, Eqn] = {}  # the only addition that reads a variable
     for eqn in loop.eqns:
         if primitives.is_addition(eqn):
-            follows.update((v, eqn) for v in jaxprs.inputs(eqn) if uses[v] == 1)
+            for v in jaxprs.inputs(eqn):
+                if uses[v] == 1:
+                    follows[v] = eqn
     additions: dict[int, tuple[Atom, ...]] = {}
     for i, (old, new) in enumerate(zip(loop.carry, loop.carry_out)):
         added: list[Atom] = []
@@ -60,10 +67,15 @@ def added_to_carries(loop: Loop) -> dict[int, tuple[Atom, ...]]:
 def accumulations(
     added: Mapping[int, tuple[Atom, ...]], producers: Producers, free: Collection[Var]
 ) -> dict[int, tuple[Atom, ...]]:
-    """Returns the carries that are better summed after the loop, of those that only add. `free` is known before the loop."""
-    return {
-        i: values for i, values in added.items() if all(_pays(v, producers, free) for v in values)
-    }
+    """Returns the carries that are better summed after the loop, among carries that only add.
+
+    `free` is known before the loop.
+    """
+    paying = {}
+    for i, values in added.items():
+        if all(_pays(v, producers, free) for v in values):
+            paying[i] = values
+    return paying
 
 
 def sums_without_new_stacks(
@@ -71,53 +83,56 @@ def sums_without_new_stacks(
 ) -> dict[int, tuple[Atom, ...]]:
     """Returns the sums that need no stacks other than `stacked` and the operands of contractions."""
     producers = jaxprs.producers(loop.eqns)
-    accumulated_values = [v for values in accumulated.values() for v in values]
-    known = {
-        *stacked,
-        *(leaf for v in accumulated_values for leaf in _operands(v, producers, stacked, True)),
-    }
-    return {
-        i: values
-        for i, values in accumulated.items()
-        if known.issuperset(sum_operands(values, producers, known))
-    }
+    known = set(stacked)
+    for values in accumulated.values():
+        for v in values:
+            known.update(_operands(v, producers, stacked, contractions_only=True))
+    cheap = {}
+    for i, values in accumulated.items():
+        if known.issuperset(sum_operands(values, producers, known)):
+            cheap[i] = values
+    return cheap
 
 
 def common_parts(loop: Loop) -> StackedParts:
-    """Returns the concatenations that contractions over time read, and of which another one has a part, too.
+    """Returns the concatenations that contractions over time read, if another one has one of their parts, too.
 
     A GRU's reverse loop has two: the cotangents `[dr, du, dn]` and `[dr, du, r dn]`. Stacks of four parts take less memory
     than stacks of two concatenations of three. The parts have one shape, and are joined along the last axis, the only one
     that is not contracted.
     """
     varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-    joins = {
-        e.outvars[0]: e.invars
-        for e in loop.eqns
-        if e.primitive.name == "concatenate"
-        and e.params["dimension"] == e.outvars[0].aval.ndim - 1
-        and len({a.aval for a in e.invars}) == 1
-        and all(jaxprs.is_in(a, varying) for a in e.invars)
-    }
+    varying_eqns = [e for e in loop.eqns if all(jaxprs.is_in(a, varying) for a in e.invars)]
+    joins = {e.outvars[0]: e.invars for e in varying_eqns if _is_joined_along_last(e)}
+
+    # A concatenation counts if contractions over all axes but the last are all that reads it.
     read: dict[Var, Sequence[Var]] = {}
     others: set[Atom] = set()
-    for eqn in loop.eqns:
-        if eqn.primitive.name != "dot_general" or not all(
-            jaxprs.is_in(a, varying) for a in eqn.invars
-        ):
+    for eqn in varying_eqns:
+        if eqn.primitive.name != "dot_general":
             continue
-        plain = not eqn.params["dimension_numbers"][1][0] and eqn.params.get("out_sharding") is None
-        for v, axes in zip(eqn.invars, eqn.params["dimension_numbers"][0]):
-            if v in joins and plain and sorted(axes) == [*range(v.aval.ndim - 1)]:
+        contracted, batch = eqn.params["dimension_numbers"]
+        is_plain = not batch[0] and eqn.params.get("out_sharding") is None
+        for v, axes in zip(eqn.invars, contracted):
+            if v in joins and is_plain and sorted(axes) == [*range(v.aval.ndim - 1)]:
                 read[v] = joins[v]
             else:
                 others.add(v)
-    uses = Counter(part for v, parts in read.items() if v not in others for part in set(parts))
-    return {
-        v: parts
-        for v, parts in read.items()
-        if v not in others and any(uses[part] > 1 for part in parts)
-    }
+    parts_of = {v: parts for v, parts in read.items() if v not in others}
+
+    uses: Counter[Var] = Counter()
+    for parts in parts_of.values():
+        uses.update(set(parts))
+    shared = {part for part, count in uses.items() if count > 1}
+    return {v: parts for v, parts in parts_of.items() if jaxprs.any_in(parts, shared)}
+
+
+def _is_joined_along_last(eqn: Eqn) -> bool:
+    """Whether an equation concatenates values of one type along the last axis."""
+    if eqn.primitive.name != "concatenate":
+        return False
+    is_last = eqn.params["dimension"] == eqn.outvars[0].aval.ndim - 1
+    return is_last and len({a.aval for a in eqn.invars}) == 1
 
 
 def sum_operands(
@@ -126,17 +141,15 @@ def sum_operands(
     stacked: Collection[Var],
     parts: StackedParts = NO_PARTS,
 ) -> list[Var]:
-    """Returns the variables whose stacks the sums of `values` read. `stacked` are the stacks that exist anyway."""
+    """Returns the variables whose stacked arrays the sums of `values` read. `stacked` are stacked anyway."""
     known = dict.fromkeys(stacked)
     apart = {v: joined for v, joined in parts.items() if v not in known}
-    for contractions_only in (
-        True,
-        False,
-    ):  # a reduction may read the stacks of a contraction's operands
-        operands = [
-            leaf for v in values for leaf in _operands(v, producers, known, contractions_only)
-        ]
-        operands = [part for leaf in operands for part in apart.get(leaf, (leaf,))]
+    operands: list[Var] = []
+    for contractions_only in (True, False):  # a reduction may read what a contraction has stacked
+        operands = []
+        for v in values:
+            for leaf in _operands(v, producers, known, contractions_only):
+                operands += apart.get(leaf, (leaf,))
         known.update(dict.fromkeys(operands))
     return list(dict.fromkeys(operands))
 
@@ -146,7 +159,7 @@ def time_sum(
     producers: Producers,
     stacked: Env,
     env: Env,
-    length: Any,
+    length: Length,
     dtype: Any,
     contract: Contract,
 ) -> Any:
@@ -164,7 +177,7 @@ def time_sum(
     """
     done: dict[tuple[Var, Any], Any] = {}
 
-    def sum_of(atom: Atom, dtype: Any) -> Any:
+    def sum_of(atom: Atom, dtype: Any) -> Array:
         if jaxprs.is_literal(atom) or atom in env:
             return _times_length(jaxprs.value(env, atom).astype(dtype), length)
         if atom in stacked:
@@ -173,48 +186,51 @@ def time_sum(
             eqn = producers[atom]
             with jaxprs.in_scope(eqn):
                 passed = through(eqn, dtype)
-            results = zip(eqn.outvars, passed if eqn.primitive.multiple_results else [passed])
-            done.update(((v, dtype), result) for v, result in results)
+            results = passed if eqn.primitive.multiple_results else [passed]
+            for v, result in zip(eqn.outvars, results):
+                done[v, dtype] = result
         return done[atom, dtype]
+
+    def contraction(eqn: Eqn, dtype: Any, swap: bool) -> Array:
+        return _contraction(eqn, producers, stacked, env, length, dtype, contract, swap)
 
     def through(eqn: Eqn, dtype: Any) -> Any:
         operand = eqn.invars[0]
         if eqn.primitive.name == "convert_element_type":
-            narrows = jaxprs.promoted_type(dtype, operand.aval.dtype) != dtype
-            return sum_of(operand, operand.aval.dtype if narrows else dtype).astype(dtype)
+            narrow = operand.aval.dtype
+            narrows = jaxprs.promoted_type(dtype, narrow) != dtype
+            return sum_of(operand, narrow if narrows else dtype).astype(dtype)
         if eqn.primitive.name == "dot_general":
-            return _contraction(eqn, producers, stacked, env, length, dtype, contract)
-        inner = (
-            producers.get(operand)
-            if not jaxprs.is_literal(operand) and operand not in stacked
-            else None
-        )
-        if inner is not None and _is_swapped_dot(eqn, inner):
-            return _contraction(inner, producers, stacked, env, length, dtype, contract, swap=True)
+            return contraction(eqn, dtype, swap=False)
+        if jaxprs.is_in(operand, producers) and operand not in stacked:
+            inner = producers[operand]
+            if _is_swapped_dot(eqn, inner):
+                return contraction(inner, dtype, swap=True)
         if eqn.primitive.name == "reduce_sum" and operand in stacked:
-            axes = (0, *(a + 1 for a in eqn.params["axes"]))
+            axes = (0, *_after_time(eqn.params["axes"]))
             return jnp.sum(stacked[operand], axis=axes, dtype=dtype)
-        return eqn.primitive.bind(*(sum_of(a, dtype) for a in eqn.invars), **eqn.params)
+        summed = [sum_of(a, dtype) for a in eqn.invars]
+        return eqn.primitive.bind(*summed, **eqn.params)
 
     return sum_of(v, dtype)
 
 
 def accumulator_dtype(dtype: Any) -> Any:
     """Returns the dtype for a long sum of `dtype`: float32 for narrower floats."""
-    return (
-        jnp.float32 if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32 else dtype
-    )
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+        return jnp.float32
+    return dtype
 
 
 def linear_region(
     v: Atom, producers: Producers, stop: Collection[Var], names: Collection[str] = ("add_any",)
-) -> tuple[list[Any], list[Atom]] | None:
+) -> tuple[list[Eqn], list[Atom]] | None:
     """Returns the linear equations that a sum of `v` moves through, and the contractions and values where it ends.
 
     `names` are primitives that are linear in several operands, and that it moves through.
     Returns None if there are too many.
     """
-    through: dict[int, Any] = {}
+    through: dict[int, Eqn] = {}
     ends: list[Atom] = []
     queue: list[Atom] = [v]
     while queue:
@@ -225,7 +241,7 @@ def linear_region(
         elif id(eqn) not in through:
             through[id(eqn)] = eqn
             queue.extend(eqn.invars)
-            if len(through) > _LONGEST:
+            if len(through) > _MAX_EQUATIONS:
                 return None
     return list(through.values()), ends
 
@@ -238,21 +254,24 @@ def _pays(v: Atom, producers: Producers, free: Collection[Var]) -> bool:
     if above is None:
         return False
     through, ends = above
-    reduced = {a for e in through if e.primitive.name == "reduce_sum" for a in jaxprs.inputs(e)}
+    reduced: set[Var] = set()
+    for eqn in through:
+        if eqn.primitive.name == "reduce_sum":
+            reduced.update(jaxprs.inputs(eqn))
 
-    def is_dot(v: Atom) -> bool:
-        return (
-            jaxprs.is_in(v, producers)
-            and v not in free
-            and producers[v].primitive.name == "dot_general"
-        )
+    def is_cheap_to_stack(a: Atom) -> bool:
+        if jaxprs.nbytes(a) <= _MAX_STACKED_BYTES or jaxprs.is_in(a, reduced):
+            return True
+        is_computed = jaxprs.is_in(a, producers) and a not in free
+        return is_computed and producers[a].primitive.name == "dot_general"
 
-    return all(jaxprs.nbytes(a) <= _SMALL or jaxprs.is_in(a, reduced) or is_dot(a) for a in ends)
+    return all(map(is_cheap_to_stack, ends))
 
 
 def _operands(
     v: Atom, producers: Producers, stacked: Collection[Var], contractions_only: bool
 ) -> list[Var]:
+    """Returns what the sum of a value reads: operands of contractions and, unless `contractions_only`, other values."""
     above = linear_region(v, producers, stacked)
     assert above is not None, "a sum that pays is short"
     values: list[Var] = []
@@ -267,14 +286,14 @@ def _operands(
     return values
 
 
-def _times_length(value: Any, length: Any) -> Any:
+def _times_length(value: Array, length: Length) -> Array:
     """Returns `value * length`. Integers wrap around as sums do; narrow floats are multiplied in float32."""
     dtype = value.dtype
     wide = accumulator_dtype(dtype)
     return (value.astype(wide) * jnp.asarray(length).astype(wide)).astype(dtype)
 
 
-def _is_swapped_dot(eqn: Eqn, inner: Any) -> bool:
+def _is_swapped_dot(eqn: Eqn, inner: Eqn) -> bool:
     """Returns True if `eqn` transposes `dot(a, b)` into `dot(b, a)`."""
     if eqn.primitive.name != "transpose" or inner.primitive.name != "dot_general":
         return False
@@ -291,59 +310,72 @@ def _contraction(
     producers: Producers,
     stacked: Env,
     env: Env,
-    length: Any,
+    length: Length,
     dtype: Any,
     contract: Contract,
     swap: bool = False,
 ) -> Any:
     """Returns the sum over time of a dot: contracts time together with the dot's own axes."""
-    (lhs, rhs), (dims, batch) = eqn.invars, eqn.params["dimension_numbers"]
-    if swap:
-        lhs, rhs, dims, batch = rhs, lhs, dims[::-1], batch[::-1]
-    operands: Sequence[Atom] = [lhs, rhs]
-    joins = [producers[a] for a in operands if jaxprs.is_in(a, producers) and a not in stacked]
-    apart = {
-        e.outvars[0]: e.invars
-        for e in joins
-        if e.primitive.name == "concatenate" and e.outvars[0] not in env
-    }
-    fixed = [a for a in operands if not jaxprs.is_in(a, stacked) and not jaxprs.is_in(a, apart)]
-    if fixed:  # a constant operand: sum the other one first
-        values = [
-            jaxprs.value(env, a)
-            if a is fixed[0]
-            else time_sum(a, producers, stacked, env, length, a.aval.dtype, contract)
-            for a in operands
-        ]
-    else:
-        values = [
-            [stacked[part] for part in apart[a]] if a in apart else stacked[a] for a in operands
-        ]
-        dims = tuple((0, *(a + 1 for a in axes)) for axes in dims)
-        batch = tuple(tuple(a + 1 for a in axes) for axes in batch)
+    lhs, rhs = eqn.invars
+    axes, batch = eqn.params["dimension_numbers"]
     precision = eqn.params["precision"]
-    precision = precision[::-1] if swap and isinstance(precision, tuple) else precision
-    accumulate_in = (
-        dtype if dtype != eqn.outvars[0].aval.dtype else eqn.params["preferred_element_type"]
-    )
-    placed = eqn.params.get("out_sharding")
-    if fixed or batch[0] or placed is not None:
+    if swap:
+        lhs, rhs = rhs, lhs
+        axes = axes[::-1]
+        batch = batch[::-1]
+        precision = precision[::-1] if isinstance(precision, tuple) else precision
+    operands: Sequence[Atom] = [lhs, rhs]
+
+    # Concatenations that are stacked in parts, and operands that are the same at all steps.
+    apart: dict[Atom, Sequence[Atom]] = {}
+    for a in operands:
+        if not jaxprs.is_in(a, producers) or a in stacked or a in env:
+            continue
+        if producers[a].primitive.name == "concatenate":
+            apart[a] = producers[a].invars
+    const = [a for a in operands if not jaxprs.is_in(a, stacked) and not jaxprs.is_in(a, apart)]
+
+    values: list[Any] = []
+    for a in operands:
+        if const and a is const[0]:
+            values.append(jaxprs.value(env, a))
+        elif const:  # sum the other operand first
+            summed = time_sum(a, producers, stacked, env, length, a.aval.dtype, contract)
+            values.append(summed)
+        elif a in apart:
+            values.append([stacked[part] for part in apart[a]])
+        else:
+            values.append(stacked[a])
+    if not const:
+        axes = tuple((0, *_after_time(of_operand)) for of_operand in axes)
+        batch = tuple(map(_after_time, batch))
+
+    accumulate_in = eqn.params["preferred_element_type"]
+    if dtype != eqn.outvars[0].aval.dtype:
+        accumulate_in = dtype
+    sharding = eqn.params.get("out_sharding")
+    if const or batch[0] or sharding is not None:
         return jax.lax.dot_general(
             *values,
-            (dims, batch),
+            (axes, batch),
             precision=precision,
             preferred_element_type=accumulate_in,
-            out_sharding=placed,
+            out_sharding=sharding,
         )
-    return contract(*values, dims, precision, accumulate_in)
+    return contract(*values, axes, precision, accumulate_in)
+
+
+def _after_time(axes: Sequence[int]) -> tuple[int, ...]:
+    """The axes of a step's array, in the stacked array."""
+    return tuple(a + 1 for a in axes)
 
 
 # Contractions over time -----------------------------------------------------------------------------------------------
 
 
 def dot_as_written(
-    lhs: Any, rhs: Any, axes: ContractedAxes, precision: Any, preferred_element_type: Any
-) -> Any:
+    lhs: Array, rhs: Array, axes: ContractedAxes, precision: Any, preferred_element_type: Any
+) -> Array:
     """Contracts `axes` of two stacks [T, ...], time among them, with `lax.dot_general` without batch axes."""
     return jax.lax.dot_general(
         lhs,
@@ -355,8 +387,8 @@ def dot_as_written(
 
 
 def dot_smaller_first(
-    lhs: Any, rhs: Any, axes: ContractedAxes, precision: Any, preferred_element_type: Any
-) -> Any:
+    lhs: Array, rhs: Array, axes: ContractedAxes, precision: Any, preferred_element_type: Any
+) -> Array:
     """Contracts as `dot_as_written` does, with the operands in the order that XLA:CPU computes faster.
 
     For a product A^T B, XLA:CPU first copies A, transposed. If A is larger than B, this computes B^T A and transposes the
@@ -368,13 +400,11 @@ def dot_smaller_first(
     if 2 * rows**2 < min(sizes):
         return dot_as_written(lhs, rhs, axes, precision, preferred_element_type)
     if sizes[0] <= sizes[1]:
-        return jax.lax.optimization_barrier(
-            dot_as_written(lhs, rhs, axes, precision, preferred_element_type)
-        )
+        product = dot_as_written(lhs, rhs, axes, precision, preferred_element_type)
+        return jax.lax.optimization_barrier(product)
     exchanged = precision[::-1] if isinstance(precision, tuple) else precision
-    product = jax.lax.optimization_barrier(
-        dot_as_written(rhs, lhs, axes[::-1], exchanged, preferred_element_type)
-    )
+    product = dot_as_written(rhs, lhs, axes[::-1], exchanged, preferred_element_type)
+    product = jax.lax.optimization_barrier(product)
     own = rhs.ndim - len(axes[1])
     return jnp.transpose(product, (*range(own, product.ndim), *range(own)))
 
@@ -392,14 +422,13 @@ class WideSums:
     def adapt(
         self,
         run: RunLoop,
-        consts: Sequence[Any],
-        init: Sequence[Any],
-        xs: Sequence[Any],
-        length: Any,
+        consts: Sequence[Array],
+        init: Sequence[Array],
+        xs: Sequence[Array],
+        length: Length,
     ) -> Results:
-        last, ys = run(
-            consts, [jnp.asarray(x, dtype) for x, dtype in zip(init, self.wide)], xs, length
-        )
+        wide_init = list(map(jnp.asarray, init, self.wide))
+        last, ys = run(consts, wide_init, xs, length)
         return [x.astype(dtype) for x, dtype in zip(last, self.narrow)], list(ys)
 
 
@@ -413,33 +442,36 @@ def widen_sums(loop: Loop) -> tuple[Loop, WideSums | None]:
     Returns:
         The loop, and the dtypes of its carries; None if no carry is widened.
     """
-    added = added_to_carries(loop).items()
-    sums = {
-        i: values
-        for i, values in added
-        if accumulator_dtype(loop.carry[i].aval.dtype) != loop.carry[i].aval.dtype
-    }
-    if not sums:
+    widened_sums = {}
+    for i, values in added_to_carries(loop).items():
+        dtype = loop.carry[i].aval.dtype
+        if accumulator_dtype(dtype) != dtype:
+            widened_sums[i] = values
+    if not widened_sums:
         return loop, None
 
-    def step(*args: Any) -> list[Any]:
+    def step(*args: Array) -> list[Array]:
         env = dict(zip(loop.inputs, args))
-        narrow = {loop.carry[i]: env[loop.carry[i]].astype(loop.carry[i].aval.dtype) for i in sums}
-        jaxprs.evaluate(loop.eqns, known := {**env, **narrow})
-        for i, values in sums.items():
+        known = dict(env)
+        for i in widened_sums:
+            carry = loop.carry[i]
+            known[carry] = env[carry].astype(carry.aval.dtype)
+        jaxprs.evaluate(loop.eqns, known)
+        for i, values in widened_sums.items():
             total = env[loop.carry[i]]
             for v in values:
                 total = total + jaxprs.value(known, v).astype(total.dtype)
             known[loop.carry_out[i]] = total
         return [jaxprs.read(known, a) for a in loop.outputs]
 
-    wide = [v.aval for v in loop.inputs]
+    avals = [v.aval for v in loop.inputs]
     first = len(loop.consts)
-    for i in sums:
-        wide[first + i] = wide[first + i].update(
-            dtype=accumulator_dtype(wide[first + i].dtype), weak_type=False
-        )
-    widened = loop.traced(step, wide, len(loop.carry))
-    return widened, WideSums(
-        *(tuple(v.aval.dtype for v in carry) for carry in (widened.carry, loop.carry))
-    )
+    for i in widened_sums:
+        narrow = avals[first + i]
+        avals[first + i] = narrow.update(dtype=accumulator_dtype(narrow.dtype), weak_type=False)
+    widened = loop.traced(step, avals, len(loop.carry))
+    return widened, WideSums(wide=_dtypes(widened.carry), narrow=_dtypes(loop.carry))
+
+
+def _dtypes(carry: Sequence[Var]) -> tuple[Any, ...]:
+    return tuple(v.aval.dtype for v in carry)

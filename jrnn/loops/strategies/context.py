@@ -51,7 +51,7 @@ class Context:
         return Estimator(self.loop, self.target.machine)
 
     @functools.cached_property
-    def _facts(self) -> Dependences:
+    def _dependences(self) -> Dependences:
         return Dependences.of(self.loop)
 
     @functools.cached_property
@@ -70,9 +70,9 @@ class Context:
             self._splits[key] = split(
                 self.loop,
                 moves=moves,
-                facts=self._facts,
+                dependences=self._dependences,
                 contract=contract or by_platform,
-                parts=contract is not None,
+                joins_parts=contract is not None,
             )
         return self._splits[key]
 

@@ -84,27 +84,33 @@ def hoist_lookups(loop: Loop, constants: Collection[Var]) -> tuple[Loop, Hoisted
 
     The inputs are no larger than the constants. Invariant: every value is unchanged.
     """
-    facts = Dependences.of(loop)
-    every = (
-        _lookup(eqn)
-        for eqn in loop.eqns
-        if jaxprs.is_in(eqn.invars[0] if eqn.invars else None, constants)
-    )
-    lookups = tuple(
-        lookup
-        for lookup in every
-        if lookup is not None
-        and lookup.index in facts.varying - facts.sequential
-        and jaxprs.is_known(loop.length)
-        and 1 < loop.length <= lookup.eqn.invars[0].aval.shape[lookup.axis]
-    )
+    per_step = _per_step(loop)
+    lookups = []
+    for eqn in loop.eqns:
+        if not eqn.invars or not jaxprs.is_in(eqn.invars[0], constants):
+            continue
+        lookup = _lookup(eqn)
+        if lookup is not None and lookup.index in per_step and _is_short(loop, lookup):
+            lookups.append(lookup)
     if not lookups:
         return loop, None
     results = tuple(lookup.eqn.outvars[0] for lookup in lookups)
-    rest = [eqn for eqn in loop.eqns if not any(v in results for v in eqn.outvars)]
-    return replace(loop, xs=(*loop.xs, *results)).with_eqns(rest, loop.outputs), HoistedLookups(
-        loop, lookups
-    )
+    rest = [eqn for eqn in loop.eqns if not jaxprs.any_in(eqn.outvars, results)]
+    with_inputs = replace(loop, xs=(*loop.xs, *results))
+    return with_inputs.with_eqns(rest, loop.outputs), HoistedLookups(loop, tuple(lookups))
+
+
+def _per_step(loop: Loop) -> frozenset[Var]:
+    """The values that depend on this step's inputs and constants alone."""
+    dependences = Dependences.of(loop)
+    return dependences.varying - dependences.on_carry
+
+
+def _is_short(loop: Loop, lookup: Lookup) -> bool:
+    """Whether what a loop looks up is no larger than the constant where it is found."""
+    if not jaxprs.is_known(loop.length):
+        return False
+    return 1 < loop.length <= lookup.eqn.invars[0].aval.shape[lookup.axis]
 
 
 def _lookup(eqn: Eqn) -> Lookup | None:
