@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env
@@ -37,18 +38,19 @@ class AxisOrder:
     def adapt(
         self,
         run: RunLoop,
-        consts: Sequence[Any],
-        init: Sequence[Any],
-        xs: Sequence[Any],
-        length: Any,
+        consts: Sequence[Array],
+        init: Sequence[Array],
+        xs: Sequence[Array],
+        length: int | Array,
     ) -> Results:
-        inside = [
-            [p.inward(v) for p, v in zip(of, values)]
-            for of, values in ((self.consts, consts), (self.carry, init))
-        ]
-        last, ys = run(*inside, [p.inward(x, stacked=True) for p, x in zip(self.xs, xs)], length)
-        last = [p.outward(v) for p, v in zip(self.carry, last)]
-        return last, [p.outward(y, stacked=True) for p, y in zip(self.ys, ys)]
+        last, ys = run(
+            [change.inward(value) for change, value in zip(self.consts, consts)],
+            [change.inward(value) for change, value in zip(self.carry, init)],
+            [change.inward(x, stacked=True) for change, x in zip(self.xs, xs)],
+            length,
+        )
+        last = [change.outward(value) for change, value in zip(self.carry, last)]
+        return last, [change.outward(y, stacked=True) for change, y in zip(self.ys, ys)]
 
 
 def normalize_axes(loop: Loop, merge: bool) -> tuple[Loop, AxisOrder | None]:
@@ -64,43 +66,55 @@ def normalize_axes(loop: Loop, merge: bool) -> tuple[Loop, AxisOrder | None]:
         return loop, None
     rows = RowAxes(loop, merge)
 
-    def placement(atom: Atom) -> LayoutChange:
-        return LayoutChange(atom.aval.shape, rows.groups(atom))
+    def changes(atoms: Sequence[Atom]) -> tuple[LayoutChange, ...]:
+        return tuple(LayoutChange(atom.aval.shape, rows.groups(atom)) for atom in atoms)
 
     form = AxisOrder(
-        *(tuple(map(placement, of)) for of in (loop.consts, loop.carry, loop.xs, loop.ys))
+        consts=changes(loop.consts),
+        carry=changes(loop.carry),
+        xs=changes(loop.xs),
+        ys=changes(loop.ys),
     )
     # A loop is not rewritten for what it only adds up, or for its constants.
     added = added_to_carries(loop)
-    read = [p for i, p in enumerate(form.carry) if i not in added]
-    same = all(p.is_same for p in (*read, *form.xs, *form.ys))
-    if same and not rows.has_transposed_rows:
+    read = [change for i, change in enumerate(form.carry) if i not in added]
+    if _is_same((*read, *form.xs, *form.ys)) and not rows.has_transposed_rows:
         return loop, None
-    inputs = list(zip(loop.inputs, (*form.consts, *form.carry, *form.xs)))
 
-    def step(*args: Any) -> list[Any]:
-        env: Env = {v: StepValue(x, v.aval.shape, p.groups) for (v, p), x in zip(inputs, args)}
+    input_changes = (*form.consts, *form.carry, *form.xs)
+
+    def step(*args: Array) -> list[Array]:
+        env: Env = {}
+        for v, change, x in zip(loop.inputs, input_changes, args):
+            env[v] = StepValue(x, v.aval.shape, change.groups)
         for eqn in loop.eqns:
             operands = [_value(env, a) for a in eqn.invars]
             with jaxprs.in_scope(eqn):
                 env.update(zip(eqn.outvars, evaluated(eqn, operands, rows.groups)))
         outs = zip(loop.outputs, (*form.carry, *form.ys))
-        return [_output(a, env).in_layout(p.groups).array for a, p in outs]
+        return [_output(a, env).in_layout(change.groups).array for a, change in outs]
 
-    avals = [p.aval(v.aval) for v, p in inputs]
-    stacks = zip((*form.xs, *form.ys), (*loop.xs, *loop.ys))
-    form = replace(
-        form, transposed_bytes=sum(jaxprs.nbytes(a) for p, a in stacks if p.is_transposed)
-    )
-    every = (*form.consts, *form.carry, *form.xs, *form.ys)
-    return loop.traced(step, avals, len(loop.carry)), None if all(
-        p.is_same for p in every
-    ) else form
+    avals = [change.aval(v.aval) for v, change in zip(loop.inputs, input_changes)]
+    rewritten = loop.traced(step, avals, len(loop.carry))
+    if _is_same((*input_changes, *form.ys)):
+        return rewritten, None
+    transposed_bytes = 0
+    for change, atom in zip((*form.xs, *form.ys), (*loop.xs, *loop.ys)):
+        if change.is_transposed:
+            transposed_bytes += jaxprs.nbytes(atom)
+    return rewritten, replace(form, transposed_bytes=transposed_bytes)
+
+
+def _is_same(changes: Sequence[LayoutChange]) -> bool:
+    """Whether all arrays stay as they are."""
+    return all(change.is_same for change in changes)
 
 
 def _value(env: Env, atom: Atom) -> StepValue:
+    """An operand; a literal stays a Python number, which has no axes."""
     return StepValue(atom.val, atom.aval.shape, ()) if jaxprs.is_literal(atom) else env[atom]
 
 
 def _output(atom: Atom, env: Env) -> StepValue:
+    """An output of the step; a literal becomes an array."""
     return StepValue.of(jaxprs.value(env, atom)) if jaxprs.is_literal(atom) else env[atom]

@@ -6,6 +6,7 @@ Arrays of all steps have an axis of time in front.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,15 +14,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn import jaxprs
 
-Groups = tuple[
-    tuple[int, ...], ...
-]  # for each axis of an array, the axes of the value that it holds
+Group = tuple[int, ...]  # the axes of a value that one axis of an array holds
+Groups = tuple[Group, ...]  # for each axis of an array
 
 
 def is_unit(n: Any) -> bool:
+    """Whether a dimension is 1; a symbolic one is not."""
     return jaxprs.is_known(n) and n == 1
 
 
@@ -34,9 +36,26 @@ def natural(shape: Sequence[Any]) -> Groups:
     return tuple((a,) for a, n in enumerate(shape) if not is_unit(n))
 
 
+def apart_groups(axes: Iterable[int]) -> list[Group]:
+    """A group for each of some axes.
+
+    >>> apart_groups((2, 3))
+    [(2,), (3,)]
+    """
+    return [(a,) for a in axes]
+
+
 @dataclass(frozen=True)
 class StepValue:
     """A value of a step.
+
+    >>> x = StepValue(jnp.zeros((8, 6)), (2, 3, 1, 8), ((3,), (0, 1)))
+    >>> x.to_array().shape
+    (2, 3, 1, 8)
+    >>> x.unmerge().groups
+    ((3,), (0,), (1,))
+    >>> x.in_layout(((0,), (1,), (3,))).array.shape
+    (2, 3, 8)
 
     Attributes:
         array: its elements.
@@ -44,14 +63,15 @@ class StepValue:
         groups: its layout.
     """
 
-    array: Any
+    array: Array
     shape: tuple[Any, ...]
     groups: Groups
 
     @property
     def axes(self) -> list[int]:
         """All axes that are not of size 1, in the order of the array."""
-        return [a for group in self.groups for a in group if not is_unit(self.shape[a])]
+        every = itertools.chain(*self.groups)
+        return [a for a in every if not is_unit(self.shape[a])]
 
     def array_axis(self, axis: int) -> int | None:
         """Returns the axis of the array that holds an axis alone; None if there is none."""
@@ -59,63 +79,60 @@ class StepValue:
 
     def unmerge(self, which: Iterable[int] | None = None) -> StepValue:
         """Returns the value with merged axes apart: those groups that have some of the given axes, or all groups."""
-        some = None if which is None else {*which}
-        groups = [
-            g
-            for group in self.groups
-            for g in ([group] if _is_whole(group, some) else [(a,) for a in group])
-        ]
+        some = {*itertools.chain(*self.groups)} if which is None else {*which}
+        groups: list[Group] = []
+        for group in self.groups:
+            groups += [group] if some.isdisjoint(group) else apart_groups(group)
         return self if groups == list(self.groups) else self._reshaped(tuple(groups))
 
     def in_layout(self, groups: Groups) -> StepValue:
         """Returns the value in another layout, which has the same axes but perhaps others of size 1."""
         if groups == self.groups:
             return self
-        target = tuple(g for g in groups if not self._is_unit(g))
-        apart = self.unmerge(
-            [a for group in self.groups if group not in target for a in group]
-        ).squeezed()
-        order = [apart.groups.index(g) for g in _split_groups(target, apart.groups)]
+        target = [g for g in groups if not self.is_unit_group(g)]
+        other = [group for group in self.groups if group not in target]
+        apart = self.unmerge(itertools.chain(*other)).squeezed()
+        order: list[int] = []
+        for group in target:
+            parts = [group] if group in apart.groups else apart_groups(group)
+            order += [apart.groups.index(part) for part in parts]
         array = apart.array if order == sorted(order) else jax.lax.transpose(apart.array, order)
-        return StepValue(array, self.shape, tuple(apart.groups[i] for i in order))._reshaped(groups)
+        transposed = StepValue(array, self.shape, tuple(apart.groups[i] for i in order))
+        return transposed._reshaped(groups)
 
     def squeezed(self) -> StepValue:
         """Returns the value without axes of size 1."""
-        return self._reshaped(tuple(g for g in self.groups if not self._is_unit(g)))
+        return self._reshaped(tuple(g for g in self.groups if not self.is_unit_group(g)))
 
-    def _is_unit(self, group: tuple[int, ...]) -> bool:
+    def is_unit_group(self, group: Group) -> bool:
+        """Whether all axes of a group have size 1."""
         return all(is_unit(self.shape[a]) for a in group)
 
     def _reshaped(self, groups: Groups) -> StepValue:
-        shape = sizes(self.shape, groups)
-        array = self.array if shape == jnp.shape(self.array) else jax.lax.reshape(self.array, shape)
-        return StepValue(array, self.shape, groups)
+        return StepValue(_in_shape(self.array, sizes(self.shape, groups)), self.shape, groups)
 
-    def aligned(self, groups: Groups) -> Any:
+    def aligned(self, groups: Groups) -> Array:
         """Returns the array with an axis of size 1 for each group that the value lacks; groups have axes of the result."""
-        value = self.in_layout(
-            tuple(g for g in groups if g in self.groups and not self._is_unit(g))
-        )
-        have = dict(zip(value.groups, jnp.shape(value.array)))
-        shape = tuple(have.get(g, 1) for g in groups)
-        return (
-            value.array if shape == jnp.shape(value.array) else jax.lax.reshape(value.array, shape)
-        )
+        present = [g for g in groups if g in self.groups and not self.is_unit_group(g)]
+        value = self.in_layout(tuple(present))
+        size_of = dict(zip(value.groups, jnp.shape(value.array)))
+        return _in_shape(value.array, tuple(size_of.get(g, 1) for g in groups))
 
-    def to_array(self) -> Any:
+    def to_array(self) -> Array:
         """Returns the array in the shape of the value."""
-        array = self.in_layout(natural(self.shape)).array
-        return array if jnp.shape(array) == self.shape else jax.lax.reshape(array, self.shape)
+        return _in_shape(self.in_layout(natural(self.shape)).array, self.shape)
 
     @staticmethod
-    def of(array: Any, shape: Sequence[Any] | None = None) -> StepValue:
+    def of(array: Array, shape: Sequence[Any] | None = None) -> StepValue:
         """Returns the value of an array with all of its axes, without those of size 1."""
         shape = tuple(jnp.shape(array) if shape is None else shape)
         groups = natural(shape)
-        inner = sizes(shape, groups)
-        return StepValue(
-            array if jnp.shape(array) == inner else jax.lax.reshape(array, inner), shape, groups
-        )
+        return StepValue(_in_shape(array, sizes(shape, groups)), shape, groups)
+
+
+def _in_shape(array: Array, shape: tuple[Any, ...]) -> Array:
+    """Returns an array in a shape, with an equation only if it has another one."""
+    return array if jnp.shape(array) == shape else jax.lax.reshape(array, shape)
 
 
 def sizes(shape: Sequence[Any], groups: Groups) -> tuple[Any, ...]:
@@ -123,20 +140,16 @@ def sizes(shape: Sequence[Any], groups: Groups) -> tuple[Any, ...]:
     return tuple(math.prod([shape[a] for a in group]) for group in groups)
 
 
-def _is_whole(group: tuple[int, ...], some: set[int] | None) -> bool:
-    return len(group) == 1 or (some is not None and some.isdisjoint(group))
-
-
-def _split_groups(groups: Groups, whole_groups: Groups) -> list[tuple[int, ...]]:
-    """Returns `whole_groups` in the order of other groups, which may merge them."""
-    return [
-        g for group in groups for g in ([group] if group in whole_groups else [(a,) for a in group])
-    ]
-
-
 @dataclass(frozen=True)
 class LayoutChange:
-    """The layout of a value outside of the loop, [...], or of all steps, [T, ...]."""
+    """From a value outside of the loop, [...] or stacked [T, ...], to its array in the rewritten loop, and back.
+
+    >>> change = LayoutChange(shape=(2, 1, 8), groups=((2,), (0,)))
+    >>> change.inward(jnp.zeros((2, 1, 8))).shape
+    (8, 2)
+    >>> change.outward(jnp.zeros((5, 8, 2)), stacked=True).shape
+    (5, 2, 1, 8)
+    """
 
     shape: tuple[Any, ...]
     groups: Groups
@@ -144,38 +157,48 @@ class LayoutChange:
     @property
     def is_same(self) -> bool:
         """Whether the array stays as it is."""
-        return self.groups == tuple((a,) for a in range(len(self.shape)))
+        return list(self.groups) == apart_groups(range(len(self.shape)))
 
     @property
     def is_transposed(self) -> bool:
         """Whether the elements change their order."""
-        order = [a for group in self.groups for a in group]
-        return order != sorted(order)
+        return self._order != sorted(self._order)
+
+    @property
+    def _order(self) -> list[int]:
+        """The axes in the order of the array, without the ones that are in no array."""
+        return [*itertools.chain(*self.groups)]
+
+    @property
+    def _full_order(self) -> list[int]:
+        """All axes: the ones of the array in its order, then the others, of size 1."""
+        order = self._order
+        return order + [a for a in range(len(self.shape)) if a not in order]
 
     def aval(self, of: Any) -> Any:
         """Returns the type of the array of one step, for a value of a type."""
         return of if self.is_same else of.update(shape=sizes(self.shape, self.groups))
 
-    def inward(self, value: Any, stacked: bool = False) -> Any:
+    def inward(self, value: Array, stacked: bool = False) -> Array:
+        """Returns the array of the rewritten loop for a value."""
         if self.is_same:
             return value
         lead = jnp.shape(value)[:1] if stacked else ()
-        order = [a for group in self.groups for a in group]
-        units = [a for a in range(len(self.shape)) if a not in order]
-        array = jnp.transpose(value, self._stacked([*order, *units], stacked))
+        array = jnp.transpose(value, _behind_time(self._full_order, stacked))
         return jnp.reshape(array, (*lead, *sizes(self.shape, self.groups)))
 
-    def outward(self, array: Any, stacked: bool = False) -> Any:
+    def outward(self, array: Array, stacked: bool = False) -> Array:
+        """Returns the value for an array of the rewritten loop."""
         if self.is_same:
             return array
         lead = jnp.shape(array)[:1] if stacked else ()
-        order = [a for group in self.groups for a in group]
-        order += [a for a in range(len(self.shape)) if a not in order]
+        order = self._full_order
         array = jnp.reshape(array, (*lead, *(self.shape[a] for a in order)))
         return jnp.transpose(
-            array, self._stacked([order.index(a) for a in range(len(order))], stacked)
+            array, _behind_time([order.index(a) for a in range(len(order))], stacked)
         )
 
-    @staticmethod
-    def _stacked(order: Sequence[int], stacked: bool) -> list[int]:
-        return [0, *(a + 1 for a in order)] if stacked else list(order)
+
+def _behind_time(order: Sequence[int], stacked: bool) -> list[int]:
+    """An order of axes, with the axis of time in front if there is one."""
+    return [0, *(a + 1 for a in order)] if stacked else list(order)

@@ -1,18 +1,23 @@
 """Which axes of a step are batch rows: axes that every equation carries along.
 
 Each row of a result depends on the same row of what the step carries and reads, and on constants. Sums over rows are
-gradients of constants. Rows come first in the canonical form, and are merged into one axis.
+gradients of constants. Rows come first in the canonical form, and are merged into one axis:
+
+    h = tanh(W @ h + x)        h, x: [D, N, M], W: [D, D]       the rows are axes 1 and 2: the form has [N * M, D]
+
+The axes of all values are divided into classes. Two axes are in one class if an equation carries one to the other, or if
+they are the same axis of a carry before and after the step. A class has rows if a product with a constant matrix carries it
+along, a carry has it, and no equation does anything else with it (`axes.Classes.fixed`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn, Var, axes, primitives
+from jrnn.jaxprs import Atom, Eqn, Var, axes, primitives
 from jrnn.loops.ir import Loop
-from jrnn.loops.passes.canonical.layouts import Groups, is_unit, natural
+from jrnn.loops.passes.canonical.layouts import Groups, apart_groups, is_unit, natural
 
 
 class RowAxes:
@@ -24,15 +29,38 @@ class RowAxes:
     """
 
     def __init__(self, loop: Loop, merge: bool):
-        self._classes = axes.Classes()
         self._rows_of: dict[Var, list[int]] = {}
+        self._classes = axes.Classes()
+        products, batches = self._join_axes(loop)
+
+        # The rows, in the order of the first carry that has them.
+        fixed = {self._classes.root(axis) for axis in self._classes.fixed}
+        multiplied = {self._classes.root(axis) for axis in products} - fixed
+        order: dict[axes.Axis, None] = {}
+        for v in loop.carry:
+            for (a,) in natural(v.aval.shape):
+                if self._root(v, a) in multiplied:
+                    order[self._root(v, a)] = None
+        self._order = list(order)
+        matrix_batch = {self._classes.root(axis) for axis in batches}
+        self._matrix_batch = matrix_batch.difference(self._order)
+
+        can_merge = merge and len(self._order) > 1 and not self._matrix_batch
+        variables = (*loop.inputs, *jaxprs.results(loop.eqns))
+        self.merged = can_merge and all(map(self._has_all_rows_or_none, variables))
+        self.has_transposed_rows = any(map(self._is_product_of_transposed_rows, loop.eqns))
+
+    def _join_axes(self, loop: Loop) -> tuple[list[axes.Axis], list[axes.Axis]]:
+        """Divides the axes into classes.
+
+        Returns the axes of what constant matrices are multiplied with, and axes with a matrix for each place.
+        """
         for old, new in zip(loop.carry, loop.carry_out):
             for a in range(old.aval.ndim):
                 self._classes.join(old, a, new, a)
         moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-        # Axes of what constant matrices are multiplied with, and axes along which there is a matrix for each place.
-        products = list[axes.Axis]()
-        batches = list[axes.Axis]()
+        products: list[axes.Axis] = []
+        batches: list[axes.Axis] = []
         for eqn in loop.eqns:
             if primitives.is_kind(eqn, "draw"):  # any axis of drawn bits may be rows
                 for v in jaxprs.inputs(eqn):
@@ -40,36 +68,25 @@ class RowAxes:
                 continue
             axes.join_followed(eqn, self._classes, axes.aligned, ("broadcast_in_dim",), is_unit)
             if eqn.primitive.name == "dot_general":
-                _of_product(eqn, moving, self._classes, products, batches)
-        broken = {self._classes.root(axis) for axis in self._classes.fixed}
-        carried = [self._classes.root((v, a)) for v in loop.carry for (a,) in natural(v.aval.shape)]
-        multiplied = {self._classes.root(axis) for axis in products} - broken
-        self._order = [root for root in dict.fromkeys(carried) if root in multiplied]
-        self._matrix_batch = {self._classes.root(axis) for axis in batches}.difference(self._order)
-        variables = (*loop.inputs, *(v for eqn in loop.eqns for v in eqn.outvars))
-        present = [self._rows(v) for v in variables]
-        self.merged = (
-            merge
-            and len(self._order) > 1
-            and not self._matrix_batch
-            and all(
-                not of
-                or (
-                    [self._root(v, a) for a in of] == self._order
-                    and all(map(jaxprs.is_known, v.aval.shape))
-                )
-                for v, of in zip(variables, present)
-            )
-        )
-        of_products = [
-            v
-            for e in loop.eqns
-            if e.primitive.name == "dot_general"
-            for v in (*jaxprs.inputs(e), *e.outvars)
-        ]
-        self.has_transposed_rows = any(
-            self._rows(v) and self.groups(v) != natural(v.aval.shape) for v in of_products
-        )
+                _join_product(eqn, moving, self._classes, products, batches)
+        return products, batches
+
+    def _has_all_rows_or_none(self, v: Var) -> bool:
+        """Whether a value has all rows in their order, in axes of known sizes, or no rows."""
+        rows = self._rows(v)
+        if not rows:
+            return True
+        in_order = [self._root(v, a) for a in rows] == self._order
+        return in_order and all(map(jaxprs.is_known, v.aval.shape))
+
+    def _is_product_of_transposed_rows(self, eqn: Eqn) -> bool:
+        """Whether a product reads or computes rows that are not first."""
+        if eqn.primitive.name != "dot_general":
+            return False
+        for v in (*jaxprs.inputs(eqn), *eqn.outvars):
+            if self._rows(v) and self.groups(v) != natural(v.aval.shape):
+                return True
+        return False
 
     def _root(self, v: Var, axis: int) -> axes.Axis:
         return self._classes.root((v, axis))
@@ -80,8 +97,12 @@ class RowAxes:
             return []
         rows = self._rows_of.get(v)
         if rows is None:
-            roots = [(self._root(v, a), a) for (a,) in natural(v.aval.shape)]
-            rows = [a for root in self._order for of, a in roots if of == root]
+            axes_of: dict[axes.Axis, list[int]] = {}
+            for (a,) in natural(v.aval.shape):
+                axes_of.setdefault(self._root(v, a), []).append(a)
+            rows = []
+            for root in self._order:
+                rows += axes_of.get(root, [])
             self._rows_of[v] = rows
         return rows
 
@@ -89,31 +110,29 @@ class RowAxes:
         """Returns an axis of size 1 of a vector, if it has one and the loop has no rows: it is a matrix of one row."""
         shape = v.aval.shape
         units = [a for a, n in enumerate(shape) if is_unit(n)]
-        return units[:1] if not self._order and len(shape) - len(units) == 1 else []
+        is_vector = len(shape) - len(units) == 1
+        return units[:1] if is_vector and not self._order else []
 
-    def groups(self, v: Any) -> Groups:
+    def groups(self, v: Atom) -> Groups:
         """Returns the layout of a value in the canonical form: the rows, then the other axes in their order.
 
         Axes with a matrix for each place, such as the directions of a layer, stay where they are next to the rows.
         """
-        rows = [] if jaxprs.is_literal(v) else self._rows(v) or self._single_row(v)
-        merged = [tuple(rows)] if self.merged and rows else []
-        if rows and not merged and self._order:
-            rows = sorted(
-                [
-                    *rows,
-                    *(
-                        a
-                        for (a,) in natural(v.aval.shape)
-                        if self._root(v, a) in self._matrix_batch
-                    ),
-                ]
-            )
-        rest = [g for g in natural(v.aval.shape) if g[0] not in rows]
-        return (*(merged or [(a,) for a in rows]), *rest)
+        every = natural(v.aval.shape)
+        if jaxprs.is_literal(v):
+            return every
+        rows = self._rows(v) or self._single_row(v)
+        if rows and self._order and not self.merged:
+            batch = [a for (a,) in every if self._root(v, a) in self._matrix_batch]
+            rows = sorted([*rows, *batch])
+        first = apart_groups(rows)
+        if rows and self.merged:
+            first = [tuple(rows)]
+        rest = [group for group in every if group[0] not in rows]
+        return (*first, *rest)
 
 
-def _of_product(
+def _join_product(
     eqn: Eqn,
     moving: Collection[Var],
     classes: axes.Classes,
@@ -130,11 +149,11 @@ def _of_product(
     moves = [jaxprs.is_in(a, moving) for a in eqn.invars]
     if all(moves) or not any(moves):
         return
-    fixed = moves.index(False)
+    const = moves.index(False)
+    matrix = eqn.invars[const]
+    classes.fix(matrix, [a for a in range(matrix.aval.ndim) if a not in batch[const]])
     other = moves.index(True)
-    classes.fix(
-        eqn.invars[fixed], [a for a in range(eqn.invars[fixed].aval.ndim) if a not in batch[fixed]]
-    )
     x = eqn.invars[other]
-    products += [(x, a) for a in range(x.aval.ndim) if a not in (*contracted[other], *batch[other])]
+    summed = (*contracted[other], *batch[other])
+    products += [(x, a) for a in range(x.aval.ndim) if a not in summed]
     batches += [(x, a) for a in batch[other]]

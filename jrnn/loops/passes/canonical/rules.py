@@ -1,55 +1,85 @@
 """An equation evaluated on values in any layout: one rule a primitive.
 
-Views cost nothing: a transposition only renames the axes of an array. An equation without a rule gets its operands as
-they were.
+A value of a step has a shape, and an array in another layout (`layouts.py`): `groups` has, for each axis of the array, the
+axes of the value that it holds. For a value x of shape (1, 32, 4, 64):
+
+    groups ((1,), (2,), (3,))    an array [32, 4, 64]: the axis of size 1 is in no array
+    groups ((3,), (1,), (2,))    an array [64, 32, 4]: transposed
+    groups ((1,), (2, 3))        an array [32, 256]: the last two axes are merged
+
+A rule computes with the arrays as they are and renames the axes of the result. Views cost nothing:
+`transpose(x, (0, 2, 1, 3))` keeps the first of these arrays, and its groups become ((2,), (1,), (3,)), because axis 1 of x
+is axis 2 of the result. An equation without a rule gets its operands as they were.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, axes, primitives
-from jrnn.loops.passes.canonical.layouts import Groups, StepValue, is_unit, natural, sizes
+from jrnn.loops.passes.canonical.layouts import (
+    Group,
+    Groups,
+    StepValue,
+    apart_groups,
+    is_unit,
+    natural,
+    sizes,
+)
 
+Pair = tuple[Group, Group]
 Preferred = Callable[[Var], Groups]  # the layout of a value that the canonical form has
 
 
 def evaluated(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
     """Returns the results of an equation for operands in any layout."""
     rule = primitives.rule_of(eqn, _RULES)
-    if (
-        rule is not None
-        and eqn.params.get("out_sharding") is None
-        and eqn.params.get("sharding") is None
-    ):
+    shardings = (eqn.params.get("out_sharding"), eqn.params.get("sharding"))
+    if rule is not None and shardings == (None, None):
         results = rule(eqn, operands, preferred)
         if results is not None:
-            return [_with_one_row(result, preferred(v)) for result, v in zip(results, eqn.outvars)]
-    whole = jaxprs.bind(eqn, *(operand.to_array() for operand in operands))
-    return [
-        StepValue.of(array, v.aval.shape).in_layout(preferred(v))
-        for array, v in zip(whole, eqn.outvars)
-    ]
+            layouts = map(preferred, eqn.outvars)
+            return list(map(_with_one_row, results, layouts))
+
+    results = []
+    arrays = jaxprs.bind(eqn, *(operand.to_array() for operand in operands))
+    for array, v in zip(arrays, eqn.outvars):
+        results.append(StepValue.of(array, v.aval.shape).in_layout(preferred(v)))
+    return results
 
 
 def _with_one_row(x: StepValue, groups: Groups) -> StepValue:
     """Returns the value with the axis of size 1 that its layout has."""
-    unit = [g for g in groups if all(is_unit(x.shape[a]) for a in g)]
+    unit = [g for g in groups if x.is_unit_group(g)]
     return x.in_layout((*unit, *x.squeezed().groups))
 
 
 def _elementwise(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
     out = eqn.outvars[0]
-    full = [o for o in operands if {*o.axes} == {a for (a,) in natural(out.aval.shape)}]
-    layouts = {o.groups for o in full}
+    layouts = {o.groups for o in operands if _has_all_axes(o, out.aval.shape)}
     groups = layouts.pop() if len(layouts) == 1 else preferred(out)
     arrays = [o.aligned(groups) if o.shape else o.array for o in operands]
     return [StepValue(array, out.aval.shape, groups) for array in jaxprs.bind(eqn, *arrays)]
+
+
+def _has_all_axes(x: StepValue, shape: Sequence[int]) -> bool:
+    """Whether a value has all axes of a shape that are not of size 1."""
+    return {*x.axes} == _all_axes(natural(shape))
+
+
+def _all_axes(groups: Groups) -> set[int]:
+    return {*itertools.chain(*groups)}
+
+
+def _relabeled(groups: Iterable[Group], label: Callable[[int], int]) -> Groups:
+    """Groups with other names of the axes."""
+    return tuple(tuple(map(label, group)) for group in groups)
 
 
 def _each(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
@@ -59,54 +89,58 @@ def _each(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list
 
 
 def _transpose(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
-    (x,), order = operands, list(eqn.params["permutation"])
-    groups = tuple(tuple(order.index(a) for a in group) for group in x.groups)
-    return [StepValue(x.array, eqn.outvars[0].aval.shape, groups)]
+    (x,) = operands
+    order = list(eqn.params["permutation"])
+    return [StepValue(x.array, eqn.outvars[0].aval.shape, _relabeled(x.groups, order.index))]
 
 
 def _reshape(
     eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred
 ) -> list[StepValue] | None:
-    if len(operands) != 1 or (
-        eqn.params.get("dimensions") is not None and eqn.primitive.name == "reshape"
-    ):
+    """The rule of reshapes: axes that stay are renamed, and the array is reshaped for the others.
+
+    A reshape of (32, 256, 8) to (32, 4, 64, 8) is made of blocks of axes: 0 stays 0, 1 becomes (1, 2), and 2 becomes 3.
+    An array with the groups ((2,), (0,), (1,)) is reshaped to ((3,), (0,), (1,), (2,)): no element moves.
+    """
+    if len(operands) != 1:
         return None
-    (x,), shape = operands, eqn.outvars[0].aval.shape
+    if eqn.primitive.name == "reshape" and eqn.params.get("dimensions") is not None:
+        return None
+    (x,) = operands
+    shape = eqn.outvars[0].aval.shape
     if not all(map(jaxprs.is_known, (*x.shape, *shape))) or 0 in shape:
         return None
-    to: dict[int, int] = {}  # axes that stay as they are
-    others: list[tuple[list[int], list[int]]] = []  # axes that become others
-    for old, new in axes.blocks(x.shape, shape):
-        old, new = ([a for a in part if n[a] != 1] for part, n in ((old, x.shape), (new, shape)))
+
+    renamed: dict[int, int] = {}  # axes that stay as they are
+    changed: dict[
+        int, tuple[list[int], list[int]]
+    ] = {}  # by its first axis: a block, and what it becomes
+    for block, new_block in axes.blocks(x.shape, shape):
+        old = [a for a in block if x.shape[a] != 1]
+        new = [a for a in new_block if shape[a] != 1]
         if len(old) == len(new) == 1:
-            to[old[0]] = new[0]
-        elif old or new:
-            others.append((old, new))
-    x = x.squeezed().unmerge([a for old, _ in others for a in old])
-    first = {old[0]: new for old, new in others}
-    merged_axes = {a for old, _ in others for a in old[1:]}
-    order = [
-        g for group in x.groups if group[0] not in merged_axes for g in _with_block(group, others)
-    ]
-    x = x.in_layout(tuple(order))
-    groups = [
-        g
-        for group in x.groups
-        if group[0] not in merged_axes
-        for g in (
-            [(a,) for a in first[group[0]]] if group[0] in first else [tuple(to[a] for a in group)]
-        )
-    ]
+            renamed[old[0]] = new[0]
+        elif old:  # a block without axes becomes none
+            changed[old[0]] = (old, new)
+
+    # The axes of each block follow the first one.
+    changed_axes = {a for old, _ in changed.values() for a in old}
+    x = x.squeezed().unmerge(changed_axes)
+    order: list[Group] = []
+    groups: list[Group] = []
+    for group in x.groups:
+        if group[0] in changed:
+            old, new = changed[group[0]]
+            order += apart_groups(old)
+            groups += apart_groups(new)
+        elif group[0] not in changed_axes:
+            order.append(group)
+            groups.append(tuple(renamed[a] for a in group))
+    array = x.in_layout(tuple(order)).array
     size = sizes(shape, tuple(groups))
-    array = x.array if size == np.shape(x.array) else jax.lax.reshape(x.array, size)
+    if size != np.shape(array):
+        array = jax.lax.reshape(array, size)
     return [StepValue(array, shape, tuple(groups))]
-
-
-def _with_block(
-    group: tuple[int, ...], others: Iterable[tuple[list[int], list[int]]]
-) -> list[tuple[int, ...]]:
-    block = next((old for old, _ in others if old[0] == group[0]), None)
-    return [group] if block is None else [(a,) for a in block]
 
 
 def _broadcast(
@@ -117,24 +151,28 @@ def _broadcast(
     if len(operands) != 1:  # symbolic dimensions
         return None
     x = operands[0].squeezed()
-    moved = StepValue(x.array, shape, tuple(tuple(to[a] for a in group) for group in x.groups))
-    if {*moved.axes} == {a for (a,) in natural(shape)}:
+    moved = StepValue(x.array, shape, _relabeled(x.groups, to.__getitem__))
+    if _has_all_axes(moved, shape):
         return [moved]
+
+    # Groups that the value has stay merged; the result has the axes of other groups apart until it is complete.
     groups = preferred(eqn.outvars[0])
-    moved = moved.in_layout(tuple(g for group in groups for g in _present(group, moved)))
-    apart = tuple(
-        g for group in groups for g in ([group] if group in moved.groups else [(a,) for a in group])
-    )
-    places = [apart.index(group) for group in moved.groups]
-    if apart != groups and not places:  # nothing of it is there
-        apart = groups
-    array = jax.lax.broadcast_in_dim(moved.array, sizes(shape, apart), places)
-    return [StepValue(array, shape, apart).in_layout(groups)]
-
-
-def _present(group: tuple[int, ...], x: StepValue) -> list[tuple[int, ...]]:
-    """Returns the parts of a group that a value has."""
-    return [group] if group in x.groups else [(a,) for a in group if a in x.axes]
+    present: list[Group] = []
+    apart: list[Group] = []
+    for group in groups:
+        if group in moved.groups:
+            present.append(group)
+            apart.append(group)
+        else:
+            present += apart_groups(a for a in group if a in moved.axes)
+            apart += apart_groups(group)
+    moved = moved.in_layout(tuple(present))
+    layout = tuple(apart)
+    places = [layout.index(group) for group in moved.groups]
+    if not places:  # a scalar
+        layout = groups
+    array = jax.lax.broadcast_in_dim(moved.array, sizes(shape, layout), places)
+    return [StepValue(array, shape, layout).in_layout(groups)]
 
 
 def _reduce(
@@ -142,75 +180,101 @@ def _reduce(
 ) -> list[StepValue] | None:
     if eqn.primitive.name in ("argmax", "argmin"):  # a place along an axis, which must be there
         return None
-    over, (x,) = {*eqn.params["axes"]}, operands
-    x = x.squeezed().unmerge(
-        [a for group in x.groups if not over.issuperset(group) for a in over.intersection(group)]
-    )
+    over = {*eqn.params["axes"]}
+    x = operands[0].squeezed()
+    partly: set[int] = set()  # axes in groups of which the reduction leaves a part
+    for group in x.groups:
+        if not over.issuperset(group):
+            partly |= over.intersection(group)
+    x = x.unmerge(partly)
     remaining = [a for a in range(len(x.shape)) if a not in over]
     places = tuple(i for i, group in enumerate(x.groups) if over.issuperset(group))
     array = jaxprs.bind(eqn, x.array, axes=places)[0] if places else x.array
-    groups = tuple(
-        tuple(remaining.index(a) for a in g) for i, g in enumerate(x.groups) if i not in places
-    )
-    return [StepValue(array, eqn.outvars[0].aval.shape, groups)]
+    rest = [group for group in x.groups if not over.issuperset(group)]
+    return [StepValue(array, eqn.outvars[0].aval.shape, _relabeled(rest, remaining.index))]
 
 
 def _product(
     eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred
 ) -> list[StepValue] | None:
-    (contracted, batch), out = eqn.params["dimension_numbers"], eqn.outvars[0]
-    sums, batches = (
-        [p for p in zip(*pairs) if not is_unit(operands[0].shape[p[0]])]
-        for pairs in (contracted, batch)
-    )
-    if contracted[0] and not sums:
+    """The rule of products: they contract the groups of the operands, merged or not.
+
+    A result has the batch axes, the other axes of the left operand and those of the right one, in the order of the arrays.
+    If the rows of the canonical form are in the right operand, the operands are exchanged, so that rows come first: with a
+    constant matrix W [H, D] and a vector a row x [D, N], `W x` is computed as `x^T W^T` from an array x [N, D].
+    """
+    contracted, batch = eqn.params["dimension_numbers"]
+    out = eqn.outvars[0]
+    left = operands[0]
+    kinds = []
+    for axis_pairs in (contracted, batch):
+        kinds.append([pair for pair in zip(*axis_pairs) if not is_unit(left.shape[pair[0]])])
+    if contracted[0] and not kinds[0]:
         return None  # a product of axes of size 1
     operands = [
-        _without_units(o, (*summed, *shared))
-        for o, summed, shared in zip(operands, contracted, batch)
+        _without_units(o, (*contracted[side], *batch[side])) for side, o in enumerate(operands)
     ]
-    pairs = _groups_of(operands, [sums, batches])
+    pairs = _groups_of(operands, kinds)
     if pairs is None:  # merged axes of which a part is summed
         operands = [o.unmerge() for o in operands]
-        pairs = _groups_of(operands, [sums, batches])
+        pairs = _groups_of(operands, kinds)
     assert pairs is not None
-    # What the axes of the operands are in the result.
-    labels = [dict[int, int](), dict[int, int]()]
-    at = 0
-    for i, j in zip(*batch):
-        labels[0][i] = labels[1][j] = at
-        at += 1
-    for side, (o, summed, shared) in enumerate(zip(operands, contracted, batch)):
-        for a in range(len(o.shape)):
-            if a not in (*summed, *shared):
-                labels[side][a], at = at, at + 1
+
+    # The groups of each operand that are left, as axes of the result.
+    labels = _labels_in_product(operands, contracted, batch)
+    free: list[list[Group]] = []
+    for side, o in enumerate(operands):
+        joined = [pair[side] for pair in (*pairs[0], *pairs[1])]
+        rest = [group for group in o.groups if group not in joined]
+        free.append(list(_relabeled(rest, labels[side].__getitem__)))
+
+    # The product, with the operand that has the rows on the left.
     rows = preferred(out)[:1]
-    free = [
-        [
-            tuple(labels[side][a] for a in g)
-            for g in o.groups
-            if g not in [p[side] for of in pairs for p in of]
-        ]
-        for side, o in enumerate(operands)
-    ]
-    swap = any(r in free[1] for r in rows) and not pairs[1]
+    swap = bool(rows) and rows[0] in free[1] and not pairs[1]
     sides = (1, 0) if swap else (0, 1)
-    numbers = tuple(
-        tuple(tuple(operands[s].groups.index(p[s]) for p in of) for s in sides) for of in pairs
-    )
+    numbers = []
+    for joined_pairs in pairs:
+        numbers.append([_places(operands[side], joined_pairs, side) for side in sides])
     precision = eqn.params["precision"]
-    precision = precision[::-1] if swap and isinstance(precision, tuple) else precision
-    arrays = [operands[s].array for s in sides]
-    (array,) = jaxprs.bind(eqn, *arrays, dimension_numbers=numbers, precision=precision)
-    groups = [tuple(labels[0][a] for a in p[0]) for p in pairs[1]]
-    return [StepValue(array, out.aval.shape, (*groups, *(g for s in sides for g in free[s])))]
+    if swap and isinstance(precision, tuple):
+        precision = precision[::-1]
+    arrays = [operands[side].array for side in sides]
+    dimension_numbers = tuple(map(tuple, numbers))
+    (array,) = jaxprs.bind(eqn, *arrays, dimension_numbers=dimension_numbers, precision=precision)
+    batch_groups = _relabeled((pair[0] for pair in pairs[1]), labels[0].__getitem__)
+    groups = (*batch_groups, *free[sides[0]], *free[sides[1]])
+    return [StepValue(array, out.aval.shape, groups)]
+
+
+def _labels_in_product(
+    operands: Sequence[StepValue],
+    contracted: Sequence[Sequence[int]],
+    batch: Sequence[Sequence[int]],
+) -> tuple[dict[int, int], dict[int, int]]:
+    """What the axes of the operands are in the result of a product: batch axes, left ones, right ones."""
+    labels: tuple[dict[int, int], dict[int, int]] = ({}, {})
+    for label, (i, j) in enumerate(zip(*batch)):
+        labels[0][i] = label
+        labels[1][j] = label
+    label = len(batch[0])
+    for side, o in enumerate(operands):
+        for a in range(len(o.shape)):
+            if a not in contracted[side] and a not in batch[side]:
+                labels[side][a] = label
+                label += 1
+    return labels
+
+
+def _places(x: StepValue, pairs: Sequence[Pair], side: int) -> tuple[int, ...]:
+    """The axes of an operand's array that pairs of groups join."""
+    return tuple(x.groups.index(pair[side]) for pair in pairs)
 
 
 def _without_units(x: StepValue, axes: Iterable[int]) -> StepValue:
-    return x.squeezed() if any((a,) in x.groups and is_unit(x.shape[a]) for a in axes) else x
-
-
-Pair = tuple[tuple[int, ...], tuple[int, ...]]
+    """Returns the value without axes of size 1 if one of some axes is such an axis of its array."""
+    if any((a,) in x.groups and is_unit(x.shape[a]) for a in axes):
+        return x.squeezed()
+    return x
 
 
 def _groups_of(
@@ -238,32 +302,43 @@ def _concatenate(
 ) -> list[StepValue]:
     out = eqn.outvars[0]
     axis = eqn.params["dimension"] if axis is None else axis
-    layouts = [o.groups for o in operands if o.array_axis(axis) is not None]
-    whole = {a for (a,) in natural(out.aval.shape)}
-    groups = (
-        layouts[0] if layouts and {a for g in layouts[0] for a in g} == whole else preferred(out)
-    )
-    groups = tuple(
-        g for group in groups for g in ([(a,) for a in group] if axis in group else [group])
-    )
+    layout = preferred(out)
+    having_axis = [o for o in operands if o.array_axis(axis) is not None]
+    every = _all_axes(natural(out.aval.shape))
+    if having_axis and _all_axes(having_axis[0].groups) == every:
+        layout = having_axis[0].groups
+    apart: list[Group] = []
+    for group in layout:
+        apart += apart_groups(group) if axis in group else [group]
+    groups = tuple(apart)
     arrays = [o.unmerge([axis]).aligned(groups) for o in operands]
-    return [StepValue(jax.lax.concatenate(arrays, groups.index((axis,))), out.aval.shape, groups)]
+    array = jax.lax.concatenate(arrays, groups.index((axis,)))
+    return [StepValue(array, out.aval.shape, groups)]
 
 
 def _stack(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
     axis = eqn.params["axis"]
     shape = operands[0].shape
-    moved = [
-        _renamed(o, (*shape[:axis], 1, *shape[axis:]), lambda a: a + (a >= axis)) for o in operands
-    ]
+    with_axis = (*shape[:axis], 1, *shape[axis:])
+    moved = [_renamed(o, with_axis, functools.partial(_after_insertion, axis)) for o in operands]
     return _concatenate(eqn, moved, preferred, axis) if len(moved) > 1 else moved
 
 
-def _renamed(x: StepValue, shape: Sequence[Any], name: Callable[[int], int]) -> StepValue:
-    return StepValue(x.array, tuple(shape), tuple(tuple(map(name, group)) for group in x.groups))
+def _after_insertion(axis: int, a: int) -> int:
+    """The name of an axis, when another one comes in at `axis`."""
+    return a + (a >= axis)
 
 
-def _cut(x: StepValue, cuts: dict[int, tuple[int, int, int]], shape: Sequence[Any]) -> StepValue:
+def _after_removal(axis: int, a: int) -> int:
+    """The name of an axis, when the one at `axis` goes."""
+    return a - (a > axis)
+
+
+def _renamed(x: StepValue, shape: Sequence[int], name: Callable[[int], int]) -> StepValue:
+    return StepValue(x.array, tuple(shape), _relabeled(x.groups, name))
+
+
+def _cut(x: StepValue, cuts: dict[int, tuple[int, int, int]], shape: Sequence[int]) -> StepValue:
     """Returns the value `x[start:end:step]` along each of some axes. Axes of the result that have size 1 are in no array."""
     x = x.unmerge([a for a in cuts if a in x.axes])
     starts = [0] * len(x.groups)
@@ -274,62 +349,73 @@ def _cut(x: StepValue, cuts: dict[int, tuple[int, int, int]], shape: Sequence[An
         if place is not None:
             starts[place], ends[place], steps[place] = start, end, step
     array = jax.lax.slice(x.array, starts, ends, None if set(steps) <= {1} else steps)
-    removed = [place for a in cuts if is_unit(shape[a]) and (place := x.array_axis(a)) is not None]
-    array = jax.lax.squeeze(array, removed) if removed else array
-    return StepValue(
-        array, tuple(shape), tuple(g for i, g in enumerate(x.groups) if i not in removed)
-    )
+    units = [(a,) for a in cuts if is_unit(shape[a]) and (a,) in x.groups]
+    if units:
+        array = jax.lax.squeeze(array, [x.groups.index(unit) for unit in units])
+    return StepValue(array, tuple(shape), tuple(g for g in x.groups if g not in units))
 
 
 def _slice(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
-    (x,), p = operands, eqn.params
+    (x,) = operands
+    params = eqn.params
     shape = eqn.outvars[0].aval.shape
-    strides = p["strides"] or (1,) * len(shape)
-    slices = enumerate(zip(p["start_indices"], p["limit_indices"], strides))
-    cuts = {a: cut for a, cut in slices if cut != (0, x.shape[a], 1)}
+    strides = params["strides"] or (1,) * len(shape)
+    slices = zip(params["start_indices"], params["limit_indices"], strides)
+    cuts = {a: cut for a, cut in enumerate(slices) if cut != (0, x.shape[a], 1)}
     return [_cut(x, cuts, shape)]
 
 
 def _split(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue] | None:
-    (x,), axis, counts = operands, eqn.params["axis"], [int(n) for n in eqn.params["sizes"]]
+    (x,) = operands
+    axis = eqn.params["axis"]
     if is_unit(x.shape[axis]):
         return None
     x = x.unmerge([axis])
     parts = jaxprs.bind(eqn, x.array, axis=x.array_axis(axis))
     groups = tuple(g for g in x.groups if g != (axis,))
     results = []
-    for part, n, v in zip(parts, counts, eqn.outvars):
-        array = jax.lax.squeeze(part, [x.array_axis(axis)]) if n == 1 else part
-        results.append(StepValue(array, v.aval.shape, groups if n == 1 else x.groups))
+    for part, n, v in zip(parts, eqn.params["sizes"], eqn.outvars):
+        if n == 1:
+            array = jax.lax.squeeze(part, [x.array_axis(axis)])
+            results.append(StepValue(array, v.aval.shape, groups))
+        else:
+            results.append(StepValue(part, v.aval.shape, x.groups))
     return results
 
 
 def _unstack(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
-    (x,), axis = operands, eqn.params["axis"]
+    (x,) = operands
+    axis = eqn.params["axis"]
+    without_axis = functools.partial(_after_removal, axis)
     if is_unit(x.shape[axis]):
-        return [_renamed(x.squeezed(), eqn.outvars[0].aval.shape, lambda a: a - (a > axis))]
+        return [_renamed(x.squeezed(), eqn.outvars[0].aval.shape, without_axis)]
     x = x.unmerge([axis])
-    parts = [
-        _cut(x, {axis: (i, i + 1, 1)}, (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
-        for i in range(x.shape[axis])
-    ]
-    return [
-        _renamed(part.squeezed(), v.aval.shape, lambda a: a - (a > axis))
-        for part, v in zip(parts, eqn.outvars)
-    ]
+    part_shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    results = []
+    for i, v in enumerate(eqn.outvars):
+        part = _cut(x, {axis: (i, i + 1, 1)}, part_shape)
+        results.append(_renamed(part.squeezed(), v.aval.shape, without_axis))
+    return results
 
 
 def _pad(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
-    (x, fill), config, shape = operands, eqn.params["padding_config"], eqn.outvars[0].aval.shape
-    padded = [a for a, of_axis in enumerate(config) if tuple(of_axis) != (0, 0, 0)]
+    x, fill = operands
+    config = eqn.params["padding_config"]
+    shape = eqn.outvars[0].aval.shape
+    padded = [a for a, padding in enumerate(config) if tuple(padding) != (0, 0, 0)]
     groups = [*x.unmerge([a for a in padded if a in x.axes]).groups]
     groups += [(a,) for a in padded if (a,) not in groups]
     array = x.unmerge(padded).aligned(tuple(groups))
-    padding = [tuple(map(int, config[g[0]])) if g[0] in padded else (0, 0, 0) for g in groups]
-    array = jax.lax.pad(array, fill.array, padding)
-    units = [i for i, g in enumerate(groups) if all(is_unit(shape[a]) for a in g)]
-    array = jax.lax.squeeze(array, units) if units else array
-    return [StepValue(array, shape, tuple(g for i, g in enumerate(groups) if i not in units))]
+    paddings = []
+    for group in groups:
+        paddings.append(tuple(map(int, config[group[0]])) if group[0] in padded else (0, 0, 0))
+    array = jax.lax.pad(array, fill.array, paddings)
+    result = StepValue(array, shape, tuple(groups))
+    units = [i for i, group in enumerate(groups) if result.is_unit_group(group)]
+    if not units:
+        return [result]
+    rest = [group for group in groups if not result.is_unit_group(group)]
+    return [StepValue(jax.lax.squeeze(array, units), shape, tuple(rest))]
 
 
 _RULES: dict[str, Callable[..., list[StepValue] | None]] = {  # by primitive or kind
