@@ -74,7 +74,7 @@ def flatten(closed: Any) -> Graph:
     """
     program = jaxprs.inlined(closed, body_of, _info_of)
     eqns, _ = jaxprs.needed(program.eqns, program.outvars, ())
-    known = (*program.constvars, *program.invars, *(v for eqn in eqns for v in eqn.outvars))
+    known = (*program.constvars, *program.invars, *jaxprs.results(eqns))
     env = {
         v: Var(tuple(getattr(v.aval, "shape", ())), getattr(v.aval, "dtype", None)) for v in known
     }

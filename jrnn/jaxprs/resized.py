@@ -35,7 +35,7 @@ def resized(
         _classify(eqn, classes)
     for v in program.constvars:
         classes.fix(v, range(v.aval.ndim))
-    every = (*program.invars, *(v for eqn in program.eqns for v in eqn.outvars))
+    every = (*program.invars, *jaxprs.results(program.eqns))
     roots = dict.fromkeys(classes.root((v, d)) for v in every for d in range(v.aval.ndim))
     number = itertools.count()
     size: dict[axes.Axis, int] = {}

@@ -266,7 +266,7 @@ class GroupFunction:
         outs = part.carry_out
         body = part.eqns
         moving = jaxprs.depends(body, carry)
-        inner = [eqn for eqn in body if any(v in moving for v in eqn.outvars)]
+        inner = [eqn for eqn in body if jaxprs.any_in(eqn.outvars, moving)]
         read = dict.fromkeys(
             v for v in [*jaxprs.free_variables(inner), *jaxprs.variables(outs)] if v not in moving
         )

@@ -238,7 +238,7 @@ def _readouts(loop: Loop, forms: Forms, outs: Sequence[Any]) -> dict[Var, Affine
 def _breaking(loop: Loop, forms: Forms, new: Any) -> Any:
     """Returns the first operation on the way to the new S that has no form."""
     path, _ = jaxprs.needed(loop.eqns, [new], {*forms.values, *forms.known})
-    return next((e for e in path if any(v in forms.values for v in jaxprs.inputs(e))), None)
+    return next((e for e in path if jaxprs.any_in(jaxprs.inputs(e), forms.values)), None)
 
 
 def is_evaluable(eqn: Eqn) -> bool:

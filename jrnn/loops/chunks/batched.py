@@ -193,7 +193,7 @@ def _around_states(loop: Loop, consts: Flat, init: Flat, xs: Flat) -> Results:
         *(v for e in loop.eqns for v in e.outvars if v not in moving and v not in spread),
     }
     core, reads = jaxprs.needed(loop.eqns, loop.carry_out, {*hoisted, *loop.carry})
-    inside = {*loop.carry, *(v for e in core for v in e.outvars)}
+    inside = {*loop.carry, *jaxprs.results(core)}
     _, after = jaxprs.needed(loop.eqns, loop.ys, hoisted | inside)
     reads = [v for v in reads if v in hoisted]
     jaxprs.over_time(loop.eqns, reads, env, stacked)

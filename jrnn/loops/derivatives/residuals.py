@@ -190,7 +190,7 @@ def _derivative(
     n_in = parts.n_in
     recomputed, _ = jaxprs.needed(parts.step, parts.primals_read, available)
     reverse_part = (*recomputed, *parts.linear)
-    fixed = {v for e in reverse_part for v in e.outvars} | later
+    fixed = set(jaxprs.results(reverse_part)) | later
     read = list(
         dict.fromkeys(
             v for v in [*jaxprs.free_variables(reverse_part), *parts.primals_read] if v not in fixed
@@ -266,7 +266,7 @@ def _choose(
                 and eqn.outvars[0].aval.dtype == bool
             )
             cheap = primitives.is_cheap(eqn) and not _is_index(eqn) and not is_mask
-            is_recomputed = cheap or any(v in never for v in eqn.outvars)
+            is_recomputed = cheap or jaxprs.any_in(eqn.outvars, never)
         if not is_recomputed or (of_exact and (jumps or primitives.is_view(eqn))):
             exact.update(eqn.outvars)
         for v in eqn.outvars:

@@ -15,12 +15,13 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.ir import Loop
 
-_DEEPEST_SUM = 4  # the number of additions that a slice is moved through at most
+_MAX_SUM_DEPTH = 4  # a slice is moved through at most these additions
 
 
 def join_activations(loop: Loop) -> Loop:
@@ -30,9 +31,7 @@ def join_activations(loop: Loop) -> Loop:
         return loop
 
     def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
-        if not (
-            eqn.outvars and all(v in cuts for v in eqn.outvars)
-        ):  # also the slices of a `split`
+        if not eqn.outvars or not all(v in cuts for v in eqn.outvars):  # all results of a `split`
             return None
         with jaxprs.in_scope(eqn):
             return [_slice_of(cuts[v], env) for v in eqn.outvars]
@@ -43,27 +42,30 @@ def join_activations(loop: Loop) -> Loop:
 def slice_operands(loop: Loop) -> Loop:
     """Rewrites `slice(a + b)` as `slice(a) + slice(b)`, so that slices of xs can be hoisted."""
     cuts = axis_slices(loop.eqns)
-    producers = jaxprs.producers(loop.eqns)
+    sums = jaxprs.producers(filter(_is_sum, loop.eqns))
 
-    def piece(atom: Atom, cut: AxisSlice, env: Env, depth: int = 0) -> Any:
+    def part(atom: Atom, cut: AxisSlice, env: Env, depth: int = 0) -> Array:
         """Returns `atom[cut.lo:cut.hi]`; `atom` may have size one along the axis."""
-        eqn = None if jaxprs.is_literal(atom) or depth == _DEEPEST_SUM else producers.get(atom)
-        if eqn is not None and eqn.primitive.name in ("add", "sub"):
+        if jaxprs.is_in(atom, sums) and depth < _MAX_SUM_DEPTH:
+            eqn = sums[atom]
             with jaxprs.in_scope(eqn):
-                return jaxprs.bind(eqn, *(piece(a, cut, env, depth + 1) for a in eqn.invars))[0]
+                parts = [part(a, cut, env, depth + 1) for a in eqn.invars]
+                return jaxprs.bind(eqn, *parts)[0]
         value = jaxprs.read(env, atom)
         if atom.aval.ndim == 0 or atom.aval.shape[cut.axis] == 1:
             return value
         return jax.lax.slice_in_dim(value, cut.lo, cut.hi, axis=cut.axis)
 
     def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
-        if not (
-            eqn.outvars and all(v in cuts and cuts[v].hi - cuts[v].lo > 1 for v in eqn.outvars)
-        ):
+        if not eqn.outvars or not all(v in cuts and cuts[v].size > 1 for v in eqn.outvars):
             return None
-        return [piece(cuts[v].of, cuts[v], env) for v in eqn.outvars]
+        return [part(cuts[v].of, cuts[v], env) for v in eqn.outvars]
 
     return loop.rewrite(rule)
+
+
+def _is_sum(eqn: Eqn) -> bool:
+    return eqn.primitive.name in ("add", "sub")
 
 
 class AxisSlice(NamedTuple):
@@ -74,6 +76,10 @@ class AxisSlice(NamedTuple):
     lo: int
     hi: int
 
+    @property
+    def size(self) -> int:
+        return self.hi - self.lo
+
 
 @dataclass(frozen=True, eq=False)
 class _Joined:
@@ -82,14 +88,16 @@ class _Joined:
     eqn: Eqn
     operands: tuple[AxisSlice, ...]
 
-    def value(self, env: dict[Any, Any]) -> Any:
+    def value(self, env: dict[Any, Any]) -> Array:
+        """Computes the joined result at its first use, and adds it to `env`."""
         if self not in env:
             with jaxprs.in_scope(self.eqn):
-                (env[self],) = jaxprs.bind(self.eqn, *(_slice_of(c, env) for c in self.operands))
+                operands = [_slice_of(cut, env) for cut in self.operands]
+                (env[self],) = jaxprs.bind(self.eqn, *operands)
         return env[self]
 
 
-def _slice_of(cut: AxisSlice, env: dict[Any, Any]) -> Any:
+def _slice_of(cut: AxisSlice, env: dict[Any, Any]) -> Array:
     whole = cut.of.value(env) if isinstance(cut.of, _Joined) else env[cut.of]
     return jax.lax.slice_in_dim(whole, cut.lo, cut.hi, axis=cut.axis)
 
@@ -98,69 +106,67 @@ def axis_slices(eqns: Sequence[Eqn]) -> dict[Var, AxisSlice]:
     """Returns the variables that are slices of others along one axis."""
     cuts: dict[Var, AxisSlice] = {}
     for eqn in eqns:
-        if eqn.primitive.name == "slice" and not jaxprs.is_literal(eqn.invars[0]):
-            operand, (out,) = eqn.invars[0], eqn.outvars
-            lows, highs, strides = (
-                eqn.params[k] for k in ("start_indices", "limit_indices", "strides")
-            )
-            axes = [
-                a
-                for a, (n, lo, hi) in enumerate(zip(operand.aval.shape, lows, highs))
-                if (lo, hi) != (0, n)
-            ]
-            if len(axes) == 1 and (strides is None or set(strides) == {1}):
-                cuts[out] = AxisSlice(operand, axes[0], lows[axes[0]], highs[axes[0]])
-        elif eqn.primitive.name == "split" and not jaxprs.is_literal(eqn.invars[0]):
-            ends = np.cumsum(eqn.params["sizes"]).tolist()
+        if eqn.primitive.name not in ("slice", "split") or jaxprs.is_literal(eqn.invars[0]):
+            continue
+        operand = eqn.invars[0]
+        params = eqn.params
+        if eqn.primitive.name == "split":
+            ends = np.cumsum(params["sizes"]).tolist()
             for out, lo, hi in zip(eqn.outvars, [0, *ends], ends):
-                cuts[out] = AxisSlice(eqn.invars[0], eqn.params["axis"], lo, hi)
+                cuts[out] = AxisSlice(operand, params["axis"], lo, hi)
+            continue
+        ranges = [*zip(params["start_indices"], params["limit_indices"])]
+        axes = [a for a, n in enumerate(operand.aval.shape) if ranges[a] != (0, n)]
+        if len(axes) == 1 and (params["strides"] is None or set(params["strides"]) == {1}):
+            cuts[eqn.outvars[0]] = AxisSlice(operand, axes[0], *ranges[axes[0]])
     return cuts
 
 
 def _join(eqns: Sequence[Eqn], cuts: dict[Var, AxisSlice]) -> None:
     """Joins equations over neighboring slices, and adds their results, as slices of the joined results, to `cuts`."""
-    groups: dict[Any, list[Any]] = {}
+    groups: dict[Any, list[Eqn]] = {}
     for eqn in eqns:
-        if all(jaxprs.is_in(a, cuts) for a in eqn.invars):
-            read = [cuts[a] for a in eqn.invars]
-            if len({(c.axis, c.hi - c.lo) for c in read}) == 1:
-                apart = tuple(c.lo - read[0].lo for c in read)
-                key = (
-                    eqn.primitive.name,
-                    str(eqn.params),
-                    read[0].axis,
-                    tuple(c.of for c in read),
-                    apart,
-                )
-                groups.setdefault(key, []).append(eqn)
+        if not all(jaxprs.is_in(a, cuts) for a in eqn.invars):
+            continue
+        read = [cuts[a] for a in eqn.invars]
+        if len({(cut.axis, cut.size) for cut in read}) == 1:
+            distances = tuple(cut.lo - read[0].lo for cut in read)
+            sources = tuple(cut.of for cut in read)
+            key = (eqn.primitive.name, str(eqn.params), read[0].axis, sources, distances)
+            groups.setdefault(key, []).append(eqn)
+
+    def first_operand(eqn: Eqn) -> AxisSlice:
+        return cuts[eqn.invars[0]]
+
     for group in groups.values():
-        runs: list[list[Any]] = []
-        for eqn in sorted(group, key=lambda eqn: cuts[eqn.invars[0]].lo):
-            if not runs or cuts[runs[-1][-1].invars[0]].hi != cuts[eqn.invars[0]].lo:
+        runs: list[list[Eqn]] = []
+        for eqn in sorted(group, key=lambda eqn: first_operand(eqn).lo):
+            if not runs or first_operand(runs[-1][-1]).hi != first_operand(eqn).lo:
                 runs.append([])
             runs[-1].append(eqn)
         for run in runs:
             if len(run) > 1:
-                first, last = ([cuts[a] for a in eqn.invars] for eqn in (run[0], run[-1]))
-                joined = _Joined(
-                    run[0], tuple(AxisSlice(a.of, a.axis, a.lo, b.hi) for a, b in zip(first, last))
-                )
-                start = first[0].lo
-                for eqn in run:
-                    own = cuts[eqn.invars[0]]
-                    cuts[eqn.outvars[0]] = AxisSlice(
-                        joined, own.axis, own.lo - start, own.hi - start
-                    )
+                _join_run(run, cuts)
+
+
+def _join_run(run: Sequence[Eqn], cuts: dict[Var, AxisSlice]) -> None:
+    """Joins equations whose operands follow each other."""
+    operands = []
+    for first_atom, last_atom in zip(run[0].invars, run[-1].invars):
+        operands.append(cuts[first_atom]._replace(hi=cuts[last_atom].hi))
+    joined = _Joined(run[0], tuple(operands))
+    start = operands[0].lo
+    for eqn in run:
+        own = cuts[eqn.invars[0]]
+        cuts[eqn.outvars[0]] = AxisSlice(joined, own.axis, own.lo - start, own.hi - start)
 
 
 def _joined_slices(loop: Loop) -> dict[Var, AxisSlice]:
+    """Returns all slices of a step, with activations, and sums that are activated, joined over neighboring slices."""
     cuts = axis_slices(loop.eqns)
     activations = [e for e in loop.eqns if primitives.is_activation(e)]
     activated = {e.invars[0] for e in activations}
-    _join(
-        [e for e in loop.eqns if e.primitive.name in ("add", "sub") and e.outvars[0] in activated],
-        cuts,
-    )
+    _join([e for e in loop.eqns if _is_sum(e) and e.outvars[0] in activated], cuts)
     _join(activations, cuts)
     return cuts
 
@@ -171,7 +177,7 @@ def prefers_separate_slices(loop: Loop, computed: Collection[Var] = ()) -> bool:
     If all slices of a joined equation lead to the same result of the step, the compiler makes one kernel of it and its uses,
     and joining gains nothing. If they lead to different results, it is computed once for all of them. If nothing is joined,
     slices of sums that are activated later keep XLA:CPU from vectorizing `logistic` and `tanh`. So do slices of inputs.
-    Those that a plan computes, `computed`, may as well be arrays of their own.
+    Sums that a plan computes, `computed`, may as well be arrays of their own.
     """
     cuts = _joined_slices(loop)
     activations = [e for e in loop.eqns if primitives.is_activation(e)]
@@ -183,10 +189,10 @@ def prefers_separate_slices(loop: Loop, computed: Collection[Var] = ()) -> bool:
             ends[cut.of] = _both(ends.get(cut.of), first.get(v))
     if ends:
         return any(isinstance(parts, Var) for parts in ends.values())
-    sums = {*computed, *(e.outvars[0] for e in loop.eqns if e.primitive.name in ("add", "sub"))}
+    sums = {*computed, *jaxprs.results(filter(_is_sum, loop.eqns))}
     sliced = jaxprs.depends(loop.eqns, [v for v, cut in cuts.items() if cut.of in sums])
     vectorized = all(e.primitive.name in ("logistic", "tanh") for e in activations)
-    return vectorized and any(v in sliced for e in activations for v in jaxprs.inputs(e))
+    return vectorized and any(jaxprs.any_in(jaxprs.inputs(e), sliced) for e in activations)
 
 
 _Results = Var | Literal["several"] | None  # the only result, or whether there are several

@@ -229,7 +229,7 @@ def _stages(loop: Loop) -> _Stages:
     written = set(jaxprs.variables(loop.outputs))
     trailing = set()
     for eqn in reversed(loop.eqns):
-        if eqn.outvars and _is_view(eqn) and not any(v in read_in_stage for v in eqn.outvars):
+        if eqn.outvars and _is_view(eqn) and not jaxprs.any_in(eqn.outvars, read_in_stage):
             trailing.update(eqn.outvars)
         heavy = not eqn.outvars or not primitives.is_cheap(eqn)
         joined = not heavy and eqn.outvars[0] in trailing

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Names, Var, named, primitives
@@ -34,62 +35,59 @@ def compose_views(loop: Loop) -> Loop:
     producers = jaxprs.producers(loop.eqns)
     if not any(_is_indirect(eqn, producers) for eqn in loop.eqns):
         return loop
-    same: Names = {}
+    replaced_by: Names = {}  # values that are renamed
     reshaped: Names = {}  # what reshapes of reshapes read
     joins = _Joins(producers)
 
     def composed(eqn: Eqn) -> list[Eqn]:
-        """Returns the equations in the place of one. Those of values that are others add these to `same`."""
+        """Returns the equations that replace one. An equation that only renames a value goes, and adds to `replaced_by`."""
         unchanged = _unchanged(eqn)
         if unchanged is not None:
-            same[eqn.outvars[0]] = named(same, unchanged)
+            replaced_by[eqn.outvars[0]] = named(replaced_by, unchanged)
             return []
         if _reshapes(eqn):
             (out,) = eqn.outvars
-            base = named(same, eqn.invars[0])
+            base = named(replaced_by, eqn.invars[0])
             base = reshaped.get(base, base)
             reshaped[out] = base
             if base.aval.shape != out.aval.shape:
                 params = dict(new_sizes=out.aval.shape, dimensions=None, sharding=None)
                 return [eqn.replace(primitive=jax.lax.reshape_p, invars=[base], params=params)]
-            same[out] = base
+            replaced_by[out] = base
             return []
         cuts = axis_slices([eqn])
-        parts = [joins.part(named(same, c.of), c.axis, c.lo, c.hi) for c in cuts.values()]
+        parts = [joins.part(named(replaced_by, c.of), c.axis, c.lo, c.hi) for c in cuts.values()]
         if not cuts or None in parts:
-            return [jaxprs.with_operands(eqn, [named(same, a) for a in eqn.invars])]
+            return [jaxprs.with_operands(eqn, [named(replaced_by, a) for a in eqn.invars])]
         slices = []
         for v, (whole, axis, lo, hi) in zip(cuts, parts):
-            part = named(same, whole)
-            shape = part.aval.shape
-            if (lo, hi) == (0, shape[axis]):
-                same[v] = part
+            part = named(replaced_by, whole)
+            if (lo, hi) == (0, part.aval.shape[axis]):
+                replaced_by[v] = part
             else:
-                starts = jaxprs.replaced([0] * len(shape), [axis], [lo])
-                ends = jaxprs.replaced(shape, [axis], [hi])
-                params = dict(
-                    start_indices=tuple(starts),
-                    limit_indices=tuple(ends),
-                    strides=(1,) * len(shape),
-                )
-                slices.append(
-                    eqn.replace(
-                        primitive=jax.lax.slice_p, invars=[part], outvars=[v], params=params
-                    )
-                )
+                slices.append(_slice(eqn, part, v, axis, lo, hi))
         return slices
 
-    eqns = [new for eqn in loop.eqns for new in composed(eqn)]
-    return loop.with_eqns(eqns, [named(same, a) for a in loop.outputs])
+    eqns: list[Eqn] = []
+    for eqn in loop.eqns:
+        eqns += composed(eqn)
+    return loop.with_eqns(eqns, [named(replaced_by, a) for a in loop.outputs])
+
+
+def _slice(eqn: Eqn, operand: Var, out: Var, axis: int, lo: int, hi: int) -> Eqn:
+    """Returns the equation `out = operand[lo:hi]` along an axis, in place of another equation."""
+    shape = operand.aval.shape
+    starts = jaxprs.replaced([0] * len(shape), [axis], [lo])
+    ends = jaxprs.replaced(shape, [axis], [hi])
+    params = dict(start_indices=tuple(starts), limit_indices=tuple(ends), strides=(1,) * len(shape))
+    return eqn.replace(primitive=jax.lax.slice_p, invars=[operand], outvars=[out], params=params)
 
 
 def _reshapes(eqn: Eqn) -> bool:
     """Returns True if an equation gives its operand's elements in another shape, in the same order."""
-    if (
-        not primitives.row_of(eqn).reshapes
-        or len(eqn.invars) != 1
-        or jaxprs.is_literal(eqn.invars[0])
-    ):
+    if not primitives.row_of(eqn).reshapes:
+        return False
+    if len(eqn.invars) != 1 or jaxprs.is_literal(eqn.invars[0]):
         return False
     if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
         return False
@@ -104,14 +102,13 @@ def _unchanged(eqn: Eqn) -> Var | None:
     if row.neutral is None:
         return None
     (out,) = eqn.outvars
-    for x, other in (eqn.invars, eqn.invars[::-1])[: 2 if row.commutes else 1]:
-        same = not jaxprs.is_literal(x) and x.aval.strip_weak_type() == out.aval.strip_weak_type()
-        if (
-            same
-            and jaxprs.is_literal(other)
-            and not np.ndim(other.val)
-            and other.val == row.neutral
-        ):
+    orders = [eqn.invars]
+    if row.commutes:
+        orders.append(eqn.invars[::-1])
+    for x, other in orders:
+        if jaxprs.is_literal(x) or not jaxprs.is_literal(other) or np.ndim(other.val):
+            continue
+        if other.val == row.neutral and x.aval.strip_weak_type() == out.aval.strip_weak_type():
             return x
     return None
 
@@ -124,33 +121,30 @@ def _has_precision(eqn: Eqn) -> bool:
     dtype = eqn.invars[0].aval.dtype
     if dtype not in (np.float32, np.float64):
         return False
-    of_type = jnp.finfo(dtype)
-    return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (
-        of_type.nexp,
-        of_type.nmant,
-    )
+    info = jnp.finfo(dtype)
+    bits = (eqn.params["exponent_bits"], eqn.params["mantissa_bits"])
+    return bits == (info.nexp, info.nmant)
 
 
-def _is_indirect(eqn: Eqn, producers: Mapping[Var, Any]) -> bool:
+def _is_indirect(eqn: Eqn, producers: Mapping[Var, Eqn]) -> bool:
     """Returns True for a view of a view, a view or operation that changes nothing, and a slice of a concatenation."""
     if _unchanged(eqn) is not None:
         return True
-    source = (
-        None if not eqn.invars or jaxprs.is_literal(eqn.invars[0]) else producers.get(eqn.invars[0])
-    )
+    source = None
+    if eqn.invars and jaxprs.is_in(eqn.invars[0], producers):
+        source = producers[eqn.invars[0]]
     if _reshapes(eqn):
-        return eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape or (
-            source is not None and _reshapes(source)
-        )
-    return (
-        source is not None and source.primitive.name == "concatenate" and bool(axis_slices([eqn]))
-    )
+        changes_shape = eqn.invars[0].aval.shape != eqn.outvars[0].aval.shape
+        return not changes_shape or (source is not None and _reshapes(source))
+    if source is None or source.primitive.name != "concatenate":
+        return False
+    return bool(axis_slices([eqn]))
 
 
 class _Joins:
     """Where the parts of concatenations end, computed once for all slices of each."""
 
-    def __init__(self, producers: Mapping[Var, Any]):
+    def __init__(self, producers: Mapping[Var, Eqn]):
         self._producers = producers
         self._ends: dict[Var, list[int]] = {}
 
@@ -180,23 +174,29 @@ def common_subexpressions(loop: Loop) -> Loop:
 
     Invariant: every value is unchanged.
     """
-    seen: dict[Any, Any] = {}
+    seen: dict[Any, Eqn] = {}
     same: dict[Var, Var] = {}
     for eqn in loop.eqns:
         key = _key(eqn, same)
         first = seen.setdefault(key, eqn) if key is not None else eqn
         if first is not eqn:
-            same.update((v, same.get(u, u)) for v, u in zip(eqn.outvars, first.outvars))
+            for v, u in zip(eqn.outvars, first.outvars):
+                same[v] = same.get(u, u)
     if not same:
         return loop
 
     def named(atom: Atom) -> Atom:
         return atom if jaxprs.is_literal(atom) else same.get(atom, atom)
 
-    remaining = [e for e in loop.eqns if not e.outvars or not all(v in same for v in e.outvars)]
-    eqns = tuple(jaxprs.with_operands(e, [*map(named, e.invars)]) for e in remaining)
+    eqns = []
+    for eqn in loop.eqns:
+        if not eqn.outvars or not all(v in same for v in eqn.outvars):
+            eqns.append(jaxprs.with_operands(eqn, [*map(named, eqn.invars)]))
     smaller = replace(
-        loop, eqns=eqns, carry_out=tuple(map(named, loop.carry_out)), ys=tuple(map(named, loop.ys))
+        loop,
+        eqns=tuple(eqns),
+        carry_out=tuple(map(named, loop.carry_out)),
+        ys=tuple(map(named, loop.ys)),
     )
     return smaller.verify() if strict_passes.value else smaller
 
@@ -205,11 +205,12 @@ def _key(eqn: Eqn, same: dict[Var, Var]) -> Any:
     """Returns a key of the primitive, parameters and operands of an equation, or None if it must stay."""
     if eqn.effects or any(True for _ in jaxprs.sub_jaxprs(eqn)):
         return None
+    operands = []
     try:
-        operands = tuple(
-            _literal_key(a) if jaxprs.is_literal(a) else same.get(a, a) for a in eqn.invars
-        )
-        key = (eqn.primitive, tuple(sorted(eqn.params.items(), key=lambda kv: kv[0])), operands)
+        for a in eqn.invars:
+            operands.append(_literal_key(a) if jaxprs.is_literal(a) else same.get(a, a))
+        params = tuple((name, eqn.params[name]) for name in sorted(eqn.params))
+        key = (eqn.primitive, params, tuple(operands))
         hash(key)
     except TypeError:
         return None
@@ -217,6 +218,7 @@ def _key(eqn: Eqn, same: dict[Var, Var]) -> Any:
 
 
 def _literal_key(atom: Any) -> tuple[str, bytes]:
+    """A key of a number that is written in an equation."""
     if np.ndim(atom.val):
         raise TypeError("an array has no value to compare by")
     return str(atom.aval), np.asarray(atom.val).tobytes()
@@ -237,24 +239,24 @@ def pads_to_concatenate(loop: Loop) -> Loop:
     pads = _Pads(loop)
 
     def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
-        pieces = pads.pieces(eqn.outvars[0]) if eqn.primitive.name == "add_any" else None
-        if pieces is None:
+        summands = pads.summands(eqn.outvars[0]) if eqn.primitive.name == "add_any" else None
+        if summands is None:
             return None
-        axis, placed = pieces
+        axis, placed = summands
         aval = eqn.outvars[0].aval
-        size = aval.shape[axis]
-        parts = []
-        at = 0
-        for lo, hi, atom in [*placed, (size, size, None)]:
-            if lo > at:
-                parts.append(
-                    jaxprs.zeros_of_shape(
-                        [*aval.shape[:axis], lo - at, *aval.shape[axis + 1 :]], aval
-                    )
-                )
-            if atom is not None:
-                parts.append(jaxprs.value(env, atom))
-            at = hi
+        parts: list[Array] = []
+
+        def add_zeros(count: int) -> None:
+            if count > 0:
+                shape = jaxprs.replaced(aval.shape, [axis], [count])
+                parts.append(jaxprs.zeros_of_shape(shape, aval))
+
+        end = 0
+        for lo, hi, atom in placed:
+            add_zeros(lo - end)
+            parts.append(jaxprs.value(env, atom))
+            end = hi
+        add_zeros(aval.shape[axis] - end)
         with jaxprs.in_scope(eqn):
             return [jax.lax.concatenate(parts, axis)]
 
@@ -267,29 +269,31 @@ Ranges = list[tuple[int, int]]  # where the arrays of a sum are, in order
 class _Pads:
     """The sums of zero-padded arrays that do not overlap.
 
-    A gradient adds n cotangents one after the other. So the ranges of a sum are those of its longer operand, to which the
-    others are added, and only sums that something else reads are written as concatenations.
+    A gradient adds n cotangents one after the other. So a sum takes the list of ranges of its longer operand, and adds the
+    ranges of the other one. Only sums that something else reads are written as concatenations.
     """
 
     def __init__(self, loop: Loop):
         self._producers = jaxprs.producers(loop.eqns)
         sums = [eqn for eqn in loop.eqns if eqn.primitive.name == "add_any"]
-        self._summands = Counter(v for eqn in sums for v in jaxprs.inputs(eqn))
+        self._uses_in_sums: Counter[Var] = Counter()
+        for eqn in sums:
+            self._uses_in_sums.update(jaxprs.inputs(eqn))
         self._sums: dict[Var, tuple[int, Ranges]] = {}  # the axis, and the ranges
         self._read = set(jaxprs.variables(loop.outputs))
         for eqn in loop.eqns:
-            of_sum = self._of_sum(*eqn.invars) if eqn.primitive.name == "add_any" else None
+            of_sum = self._ranges_of_sum(*eqn.invars) if eqn.primitive.name == "add_any" else None
             if of_sum is None:
                 self._read.update(jaxprs.inputs(eqn))
             else:
                 self._sums[eqn.outvars[0]] = of_sum
 
-    def pieces(self, v: Var) -> tuple[int, list[tuple[int, int, Atom]]] | None:
+    def summands(self, v: Var) -> tuple[int, list[tuple[int, int, Atom]]] | None:
         """Returns the axis of a sum that is read, and `(lo, hi, array)` in order; or None."""
         if v not in self._sums or v not in self._read:
             return None
         axis, _ = self._sums[v]
-        pieces: list[tuple[int, int, Atom]] = []
+        placed: list[tuple[int, int, Atom]] = []
         queue = [v]
         while queue:
             eqn = self._producers[queue.pop()]
@@ -298,36 +302,43 @@ class _Pads:
                 continue
             operand = eqn.invars[0]
             lo = eqn.params["padding_config"][axis][0]
-            pieces.append((lo, lo + operand.aval.shape[axis], operand))
-        pieces.sort(key=lambda piece: piece[:2])
-        return axis, pieces
+            placed.append((lo, lo + operand.aval.shape[axis], operand))
+        placed.sort(key=lambda summand: summand[:2])
+        return axis, placed
 
-    def _of_sum(self, a: Atom, b: Atom) -> tuple[int, Ranges] | None:
-        first = self._of(a)
-        second = self._of(b)
+    def _ranges_of_sum(self, a: Atom, b: Atom) -> tuple[int, Ranges] | None:
+        """Returns the axis and the ranges of a sum, or None if its operands overlap or are something else."""
+        first = self._ranges(a)
+        second = self._ranges(b)
         if first is None or second is None or first[0] != second[0]:
             return None
         few, many = sorted((first[1], second[1]), key=len)
-        return (first[0], many) if all(_insert(many, lo, hi) for lo, hi in few) else None
+        for lo, hi in few:
+            if not _insert(many, lo, hi):
+                return None
+        return first[0], many
 
-    def _of(self, atom: Atom) -> tuple[int, Ranges] | None:
+    def _ranges(self, atom: Atom) -> tuple[int, Ranges] | None:
         """Returns the axis and the ranges of a padded array, or of a sum. The caller may change the list."""
         if jaxprs.is_literal(atom):
             return None
         if atom in self._sums:
             axis, ranges = self._sums[atom]
-            return axis, list(ranges) if self._summands[atom] > 1 else ranges
+            return axis, list(ranges) if self._uses_in_sums[atom] > 1 else ranges
         eqn = self._producers.get(atom)
         if eqn is None or eqn.primitive.name != "pad":
             return None
         operand, fill = eqn.invars
         config = eqn.params["padding_config"]
-        axes = [a for a, (low, high, _) in enumerate(config) if (low, high) != (0, 0)]
-        plain = all(low >= 0 and high >= 0 and inner == 0 for low, high, inner in config)
-        if not (plain and len(axes) == 1 and jaxprs.is_literal(fill) and fill.val == 0):
+        is_plain = all(low >= 0 and high >= 0 and inner == 0 for low, high, inner in config)
+        if not is_plain or not jaxprs.is_literal(fill) or fill.val != 0:
             return None
-        lo = config[axes[0]][0]
-        return axes[0], [(lo, lo + operand.aval.shape[axes[0]])]
+        axes = [a for a, (low, high, _) in enumerate(config) if (low, high) != (0, 0)]
+        if len(axes) != 1:
+            return None
+        (axis,) = axes
+        lo = config[axis][0]
+        return axis, [(lo, lo + operand.aval.shape[axis])]
 
 
 def _insert(ranges: Ranges, lo: int, hi: int) -> bool:

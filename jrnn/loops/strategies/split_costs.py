@@ -39,7 +39,7 @@ class SplitCosts:
         self.inside = inside
         read_after = set(jaxprs.free_variables((*split_loop.sunk_eqns, *split_loop.sum_eqns)))
         loop_values = {*loop.xs, *jaxprs.variables(loop.ys)}
-        totals = {v for e in split_loop.sum_eqns for v in e.outvars}
+        totals = set(jaxprs.results(split_loop.sum_eqns))
         added = {*jaxprs.free_variables(split_loop.sum_eqns)}
         # What is no contraction or reduction is stacked, and the stack is summed.
         added |= {

@@ -126,7 +126,7 @@ def _with_draws_inside(context: Context) -> Moves:
     moves = context.movable
     draws = {v for e in loop.eqns if primitives.is_kind(e, "draw") for v in e.outvars}
     feeding, _ = jaxprs.needed(loop.eqns, moves.hoist - draws, set(loop.inputs))
-    read = {v for e in feeding for v in e.outvars}
+    read = set(jaxprs.results(feeding))
     return replace(moves, hoist=moves.hoist - (draws - read))
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
@@ -38,19 +39,19 @@ class EliminatedCarries:
     def adapt(
         self,
         run: RunLoop,
-        consts: Sequence[Any],
-        init: Sequence[Any],
-        xs: Sequence[Any],
-        length: Any,
+        consts: Sequence[Array],
+        init: Sequence[Array],
+        xs: Sequence[Array],
+        length: int | Array,
     ) -> Results:
         steps = jnp.arange(length)
         steps = length - 1 - steps if self.reverse else steps
         counts = [_counter_values(init[i], by, steps) for i, by in self.counters]
-        eliminated = {*self.constants, *(i for i, _ in self.counters)}
-        carry = [v for i, v in enumerate(init) if i not in eliminated]
-        last, ys = run([*consts, *(init[i] for i in self.constants)], carry, [*xs, *counts], length)
+        new_consts, carry, _ = self.map_inputs(consts, init, xs)
+        last, ys = run(new_consts, carry, [*xs, *counts], length)
         known = {i: init[i] for i in self.constants}
-        known |= {i: _counter_values(init[i], by, jnp.asarray(length)) for i, by in self.counters}
+        for i, by in self.counters:
+            known[i] = _counter_values(init[i], by, jnp.asarray(length))
         remaining = iter(last)
         return [known[i] if i in known else next(remaining) for i in range(len(init))], list(ys)
 
@@ -58,23 +59,25 @@ class EliminatedCarries:
         self, consts: Sequence[T], carry: Sequence[T], xs: Sequence[T]
     ) -> list[Sequence[T]]:
         """Maps one value for each input of the original loop, such as its name, to one for each of the rewritten loop."""
-        counters = [i for i, _ in self.counters]
-        rest = [
-            value for i, value in enumerate(carry) if i not in self.constants and i not in counters
-        ]
+        eliminated = self._eliminated
+        rest = [value for i, value in enumerate(carry) if i not in eliminated]
         return [
             [*consts, *(carry[i] for i in self.constants)],
             rest,
-            [*xs, *(carry[i] for i in counters)],
+            [*xs, *(carry[i] for i, _ in self.counters)],
         ]
 
+    @property
+    def _eliminated(self) -> set[int]:
+        """The positions of all carries that are known."""
+        return {*self.constants, *(i for i, _ in self.counters)}
 
-def _counter_values(first: Any, by: int, steps: Any) -> Any:
+
+def _counter_values(first: Array, by: int, steps: Array) -> Array:
     """Returns a counter after some steps, [...], or after each of many, [T, ...]. It wraps around as sums do."""
     first = jnp.asarray(first)
-    added = (steps.astype(first.dtype) * jnp.asarray(by, first.dtype)).reshape(
-        *steps.shape, *[1] * first.ndim
-    )
+    added = steps.astype(first.dtype) * jnp.asarray(by, first.dtype)
+    added = added.reshape(*steps.shape, *[1] * first.ndim)
     return added + first if steps.ndim == 0 else added + first[None]
 
 
@@ -84,36 +87,31 @@ def eliminate_carries(loop: Loop) -> tuple[Loop, EliminatedCarries | None]:
     Invariant: every value is unchanged.
     """
     producers = jaxprs.producers(loop.eqns)
-    constants = tuple(i for i, (v, out) in enumerate(zip(loop.carry, loop.carry_out)) if v is out)
+    constants = []
     counters = []
     for i, (v, out) in enumerate(zip(loop.carry, loop.carry_out)):
-        added = None if jaxprs.is_literal(out) or v is out else _increment_of(v, producers.get(out))
-        if added is not None:
-            counters.append((i, added))
+        if v is out:
+            constants.append(i)
+        elif jaxprs.is_in(out, producers):
+            increment = _increment_of(v, producers[out])
+            if increment is not None:
+                counters.append((i, increment))
     if not constants and not counters:
         return loop, None
-    form = EliminatedCarries(constants, tuple(counters), loop.reverse)
-    eliminated = {*constants, *(i for i, _ in counters)}
-    remaining = [i for i in range(len(loop.carry)) if i not in eliminated]
+    form = EliminatedCarries(tuple(constants), tuple(counters), loop.reverse)
+    consts, carry, xs = form.map_inputs(loop.consts, loop.carry, loop.xs)
+    _, carry_out, _ = form.map_inputs((), loop.carry_out, ())
     smaller = replace(
-        loop,
-        consts=(*loop.consts, *(loop.carry[i] for i in constants)),
-        carry=tuple(loop.carry[i] for i in remaining),
-        xs=(*loop.xs, *(loop.carry[i] for i, _ in counters)),
-        carry_out=tuple(loop.carry_out[i] for i in remaining),
+        loop, consts=tuple(consts), carry=tuple(carry), xs=tuple(xs), carry_out=tuple(carry_out)
     )
     return smaller.with_eqns(smaller.eqns, smaller.outputs), form
 
 
-def _increment_of(v: Var, eqn: Eqn | None) -> int | None:
+def _increment_of(v: Var, eqn: Eqn) -> int | None:
     """Returns the number that an equation adds to a carry of integers, or None."""
-    if (
-        eqn is None
-        or not primitives.is_addition(eqn)
-        or not jnp.issubdtype(v.aval.dtype, jnp.integer)
-    ):
+    if not primitives.is_addition(eqn) or not jnp.issubdtype(v.aval.dtype, jnp.integer):
         return None
     literals = [a for a in eqn.invars if jaxprs.is_literal(a) and not np.ndim(a.val)]
-    return (
-        int(np.asarray(literals[0].val)) if v in jaxprs.inputs(eqn) and len(literals) == 1 else None
-    )
+    if len(literals) != 1 or v not in jaxprs.inputs(eqn):
+        return None
+    return int(np.asarray(literals[0].val))

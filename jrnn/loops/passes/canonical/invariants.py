@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
@@ -18,7 +19,7 @@ from jrnn.loops.ir import Loop, Results, RunLoop
 
 @dataclass(frozen=True)
 class HoistedInvariants:
-    """The constants of the rewritten loop: some of those of the original one, and values that are computed from them."""
+    """The constants of the rewritten loop: some constants of the original one, and values that are computed from them."""
 
     loop: Loop
     consts: tuple[Var, ...]
@@ -26,18 +27,19 @@ class HoistedInvariants:
     def adapt(
         self,
         run: RunLoop,
-        consts: Sequence[Any],
-        init: Sequence[Any],
-        xs: Sequence[Any],
-        length: Any,
+        consts: Sequence[Array],
+        init: Sequence[Array],
+        xs: Sequence[Array],
+        length: int | Array,
     ) -> Results:
         env = dict(zip(self.loop.consts, consts))
-        jaxprs.evaluate(jaxprs.needed(self.loop.eqns, self.consts, {*self.loop.consts})[0], env)
+        eqns, _ = jaxprs.needed(self.loop.eqns, self.consts, {*self.loop.consts})
+        jaxprs.evaluate(eqns, env)
         return run([env[v] for v in self.consts], init, xs, length)
 
 
 def hoist_invariants(loop: Loop) -> tuple[Loop, HoistedInvariants | None]:
-    """Returns the loop with constants in the place of what it computes from constants, and which; None if it does nothing.
+    """Returns the loop with invariant equations hoisted, and its new constants; None if nothing is hoisted.
 
     The reverse loop adds up a gradient of each constant. So a loop without products stays as it is if it would read more of
     them, as one that reads both a and 1 - a would.
@@ -45,10 +47,9 @@ def hoist_invariants(loop: Loop) -> tuple[Loop, HoistedInvariants | None]:
     Invariant: every value is unchanged.
     """
     varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-    repeated = {v for e in loop.eqns if not _is_computed_once(e) for v in e.outvars}
-    of_constants = jaxprs.depends(loop.eqns, loop.consts).difference(
-        varying, jaxprs.depends(loop.eqns, repeated)
-    )
+    repeated_eqns = [e for e in loop.eqns if not _is_computed_once(e)]
+    repeated = jaxprs.depends(loop.eqns, jaxprs.results(repeated_eqns))
+    of_constants = jaxprs.depends(loop.eqns, loop.consts).difference(varying, repeated)
     computed = [e for e in loop.eqns if not of_constants.isdisjoint(e.outvars)]
     if all(map(primitives.is_view, computed)):
         return loop, None
@@ -59,9 +60,8 @@ def hoist_invariants(loop: Loop) -> tuple[Loop, HoistedInvariants | None]:
     has_products = any(map(primitives.is_contraction, rest))
     if not has_products and _summed_bytes(consts) > _summed_bytes(before):
         return loop, None
-    return replace(loop, consts=consts).with_eqns(rest, loop.outputs), HoistedInvariants(
-        loop, consts
-    )
+    smaller = replace(loop, consts=consts).with_eqns(rest, loop.outputs)
+    return smaller, HoistedInvariants(loop, consts)
 
 
 def _summed_bytes(constants: Iterable[Var]) -> int:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Env, Eqn, Var
@@ -28,7 +28,7 @@ class Lookup:
     index: Var
     axis: int
 
-    def over_time(self, eqns: Sequence[Eqn], env: Env, stacked: Env, length: int) -> Any:
+    def over_time(self, eqns: Sequence[Eqn], env: Env, stacked: Env, length: int) -> Array:
         """Returns what it reads at each step, [T, ...]: a slice, if its places follow each other."""
         x = env[self.eqn.invars[0]]
         out = self.eqn.outvars[0]
@@ -40,19 +40,24 @@ class Lookup:
         forward = jnp.all(index == first + steps)
         backward = jnp.all(index == first - steps)
 
-        def in_any_order() -> Any:
+        def in_any_order() -> Array:
             at_steps = dict(stacked)
             jaxprs.over_time(eqns, [out], dict(env), at_steps)
             return at_steps[out]
 
-        def in_order(start: Any) -> Any:
+        def slice_from(start: Array) -> Array:
             part = jax.lax.dynamic_slice_in_dim(x, start, length, self.axis)
             return jnp.moveaxis(part, self.axis, 0).reshape(length, *out.aval.shape)
 
-        orders = [in_any_order, lambda: in_order(first), lambda: jnp.flip(in_order(last), 0)]
-        return jax.lax.switch(
-            jnp.where(inside, jnp.where(forward, 1, jnp.where(backward, 2, 0)), 0), orders
-        )
+        def in_order() -> Array:
+            return slice_from(first)
+
+        def backwards() -> Array:
+            return jnp.flip(slice_from(last), 0)
+
+        order = jnp.where(forward, 1, jnp.where(backward, 2, 0))
+        which = jnp.where(inside, order, 0)
+        return jax.lax.switch(which, [in_any_order, in_order, backwards])
 
 
 @dataclass(frozen=True)
@@ -65,17 +70,17 @@ class HoistedLookups:
     def adapt(
         self,
         run: RunLoop,
-        consts: Sequence[Any],
-        init: Sequence[Any],
-        xs: Sequence[Any],
-        length: Any,
+        consts: Sequence[Array],
+        init: Sequence[Array],
+        xs: Sequence[Array],
+        length: int | Array,
     ) -> Results:
         env = dict(zip(self.loop.consts, consts))
         stacked = dict(zip(self.loop.xs, xs))
         jaxprs.over_time(self.loop.eqns, [lookup.index for lookup in self.lookups], env, stacked)
-        looked_up = [
-            lookup.over_time(self.loop.eqns, env, stacked, length) for lookup in self.lookups
-        ]
+        looked_up = []
+        for lookup in self.lookups:
+            looked_up.append(lookup.over_time(self.loop.eqns, env, stacked, length))
         return run(consts, init, [*xs, *looked_up], length)
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
+from jax import Array
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Var, primitives
+from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.loops.ir import Loop, Results, RunLoop
 from jrnn.loops.passes.arithmetic.draws import RULES
 from jrnn.loops.passes.arithmetic.rewrite import as_arithmetic
@@ -36,17 +36,18 @@ class HoistedKeys:
     def adapt(
         self,
         run: RunLoop,
-        consts: Sequence[Any],
-        init: Sequence[Any],
-        xs: Sequence[Any],
-        length: Any,
+        consts: Sequence[Array],
+        init: Sequence[Array],
+        xs: Sequence[Array],
+        length: int | Array,
     ) -> Results:
         values = dict(zip(self.loop.inputs, (*consts, *init, *xs)))
-        ours = (
-            [values[v] for v in part]
-            for part in (self.key_loop.consts, self.key_loop.carry, self.key_loop.xs)
+        last_keys, stacked = self.key_loop.run(
+            [values[v] for v in self.key_loop.consts],
+            [values[v] for v in self.key_loop.carry],
+            [values[v] for v in self.key_loop.xs],
+            length,
         )
-        last_keys, stacked = self.key_loop.run(*ours, length)
         rest = [first for v, first in zip(self.loop.carry, init) if v not in self.key_loop.carry]
         last, ys = run(consts, rest, [*(values[v] for v in self.xs_read), *stacked], length)
         known = dict(zip(self.key_loop.carry, last_keys))
@@ -62,17 +63,22 @@ def hoist_random_keys(loop: Loop) -> tuple[Loop, HoistedKeys | None]:
     carried = _carried_keys(loop)
     if not carried:
         return loop, None
-    positions = [i for i, v in enumerate(loop.carry) if v in carried]
-    rest = [i for i in range(len(loop.carry)) if i not in positions]
-    carry, out = ([values[i] for i in positions] for values in (loop.carry, loop.carry_out))
-    outs = [*(loop.carry_out[i] for i in rest), *loop.ys]
+    new_carries = dict(zip(loop.carry, loop.carry_out))
+    carry = [v for v in loop.carry if v in carried]
+    rest = [v for v in loop.carry if v not in carried]
+    out = [new_carries[v] for v in carry]
+    rest_out = [new_carries[v] for v in rest]
+    outs = [*rest_out, *loop.ys]
+
+    # The loop of the keys.
     inputs = {v for v in loop.inputs if v not in carried}
     eqns, _ = jaxprs.needed(loop.eqns, out, {*inputs, *carried})
-    results = {*carry, *(v for eqn in eqns for v in eqn.outvars)}
+    results = {*carry, *jaxprs.results(eqns)}
     if any(eqn.effects for eqn in eqns):
         return loop, None
     others, read = jaxprs.needed(loop.eqns, outs, inputs | results, effects=True)
-    stacked = tuple(v for v in dict.fromkeys((*read, *jaxprs.variables(outs))) if v in results)
+    read_by_rest = dict.fromkeys((*read, *jaxprs.variables(outs)))
+    stacked = tuple(v for v in read_by_rest if v in results)
     free = {*jaxprs.free_variables(eqns), *jaxprs.variables(out), *stacked}
     key_loop = replace(
         loop,
@@ -83,33 +89,39 @@ def hoist_random_keys(loop: Loop) -> tuple[Loop, HoistedKeys | None]:
         carry_out=tuple(out),
         ys=stacked,
     )
-    key_loop = as_arithmetic(key_loop, lambda eqn: eqn.primitive.name in RULES)
+    key_loop = as_arithmetic(key_loop, _has_rule)
+
+    # The other loop, which reads them.
     used = {*jaxprs.free_variables(others), *jaxprs.variables(outs)}
     xs = tuple(v for v in loop.xs if v in used)
-    smaller = replace(loop, carry=tuple(loop.carry[i] for i in rest), xs=(*xs, *stacked))
-    smaller = replace(smaller, carry_out=tuple(loop.carry_out[i] for i in rest)).with_eqns(
-        others, outs
-    )
+    smaller = replace(
+        loop, carry=tuple(rest), xs=(*xs, *stacked), carry_out=tuple(rest_out)
+    ).with_eqns(others, outs)
     return smaller, HoistedKeys(loop, key_loop, xs)
+
+
+def _has_rule(eqn: Eqn) -> bool:
+    """Whether an equation of keys is written as arithmetic."""
+    return eqn.primitive.name in RULES
 
 
 def _carried_keys(loop: Loop) -> Collection[Var]:
     """Returns the carries that are keys which depend on no other carry."""
-    drawn_from = {
-        v for e in loop.eqns if primitives.is_kind(e, "draw", "key") for v in jaxprs.inputs(e)
-    }
+    drawn_from: set[Var] = set()
+    for eqn in loop.eqns:
+        if primitives.is_kind(eqn, "draw", "key"):
+            drawn_from.update(jaxprs.inputs(eqn))
     keys = {v for v in loop.carry if _is_key(v) or v in drawn_from}
     while keys:
         others = [v for v in loop.carry if v not in keys]
         dependent = jaxprs.depends(loop.eqns, others)
-        again = {
-            v
-            for v, out in zip(loop.carry, loop.carry_out)
-            if v in keys and not jaxprs.is_in(out, dependent)
-        }
-        if again == keys:
+        independent = set()
+        for v, out in zip(loop.carry, loop.carry_out):
+            if v in keys and not jaxprs.is_in(out, dependent):
+                independent.add(v)
+        if independent == keys:
             break
-        keys = again
+        keys = independent
     return keys
 
 
