@@ -153,7 +153,7 @@ def _bytes_around_loop(
         return live_bytes, 0
     # JAX names what the reverse loop computes again. Its own rule would store what the rest of the loop reads of that.
     again = list(filter(is_recomputed, loop.eqns))
-    results_again = {v for e in again for v in e.outvars}
+    results_again = set(jaxprs.results(again))
     repeated = jaxprs.depends(loop.eqns, loop.xs).intersection(results_again)
     read_by_others = set()
     for eqn in loop.eqns:
