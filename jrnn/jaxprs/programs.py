@@ -253,9 +253,9 @@ def variables(atoms: Iterable[Atom]) -> list[Var]:
     return [atom for atom in atoms if isinstance(atom, Var)]
 
 
-def take(values: Sequence[Any] | Mapping[int, Any], positions: Iterable[int]) -> list[Any]:
-    """Returns the values at some positions."""
-    return [values[i] for i in positions]
+def take(values: Sequence[Any] | Mapping[Any, Any], keys: Iterable[Any]) -> list[Any]:
+    """Returns the values at some positions, or of some variables."""
+    return [values[key] for key in keys]
 
 
 def replaced(values: Sequence[Any], positions: Sequence[int], new: Iterable[Any]) -> list[Any]:

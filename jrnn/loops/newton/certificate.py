@@ -36,7 +36,7 @@ from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks
 from jrnn.loops.affine.carries import Values
 from jrnn.loops.ir import Loop
-from jrnn.loops.newton.enclosure import Box, NotEnclosed, enclosed
+from jrnn.loops.newton.enclosure import Box, NotEnclosed, enclosed, radii_of
 
 ROUNDING_FACTOR = 1.01  # bounds are computed with rounding, too
 
@@ -114,9 +114,9 @@ class Enclosures:
 
     def rounding(self, inputs: Boxes, old: Values) -> Array:
         """Returns u at one time, and what the radii of the inputs add to it, [A, M]."""
-        zeros = [Box(v).radius for v in old]
+        zeros = radii_of(list(map(Box, old)))
         new, _ = self._new(inputs, old, zeros)
-        return self.group.join([box.radius for box in new])
+        return self.group.join(radii_of(new))
 
     def slopes(self, inputs: Boxes, old: Values, radius: Array) -> tuple[Array, Array]:
         """Returns A, [A, M, M], and whether the step may jump, for old carries with a radius [A, M], at one time."""
@@ -204,9 +204,14 @@ def _zeros(arrays: Values) -> list[Array]:
     return list(map(jnp.zeros_like, arrays))
 
 
-def before_each_step(after: Array) -> Array:
-    """Returns the error of a carry before each step, from its error after each step, [T, ...]."""
-    return jaxprs.shifted(after, jnp.zeros(after.shape[1:], after.dtype), False)
+def before_each_step(after: Values, first: Values) -> list[Array]:
+    """Returns carries before each step, from the carries after each step, [T, ...], and before the first one."""
+    return [jaxprs.shifted(state, h, False) for state, h in zip(after, first)]
+
+
+def errors_before(after: Values) -> list[Array]:
+    """Returns the errors of carries before each step: there is none before the first one."""
+    return before_each_step(after, [jnp.zeros_like(error[0]) for error in after])
 
 
 def are_zero(errors: Values) -> Array:
@@ -263,9 +268,9 @@ def input_radii(
     )
 
     new = jaxprs.take(states, earlier)
-    old = [jaxprs.shifted(states[i], init[i], False) for i in earlier]
+    old = before_each_step(new, jaxprs.take(init, earlier))
     new_errors = jaxprs.take(errors, earlier)
-    old_errors = list(map(before_each_step, new_errors))
+    old_errors = errors_before(new_errors)
     try:
         outputs = of_outputs(program, old, new, xs, old_errors, new_errors)
     except NotEnclosed:

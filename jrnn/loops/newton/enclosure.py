@@ -113,6 +113,10 @@ def enclosed(eqns: Iterable[Eqn], env: dict[Var, Box]) -> tuple[dict[Var, Box], 
     return env, reduce(jnp.logical_or, all_jumps, jnp.asarray(False))
 
 
+def radii_of(boxes: Sequence[Box]) -> list[Array]:
+    return [box.radius for box in boxes]
+
+
 def _are_exact(boxes: Sequence[Box]) -> bool:
     return all(box.is_exact for box in boxes)
 
@@ -331,7 +335,7 @@ def _reduced_precision(eqn: Eqn, a: Box) -> Array:
 
 
 def _largest_radius(eqn: Eqn, *operands: Box) -> Array:
-    return reduce(jnp.maximum, [box.radius for box in operands])
+    return reduce(jnp.maximum, radii_of(operands))
 
 
 def _polynomial(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
@@ -356,7 +360,7 @@ def _picked(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps
     positions = primitives.row_of(eqn).positions
     indices = [box for i, box in enumerate(operands) if i in positions]
     values = [box for i, box in enumerate(operands) if i not in positions]
-    dtype = jnp.result_type(*(box.radius for box in values))
+    dtype = jnp.result_type(*radii_of(values))
     is_rounded = "update_jaxpr" in eqn.params and dtype != centers[0].dtype
     if is_rounded or not _are_exact(indices):
         raise NotEnclosed(eqn.primitive.name)
@@ -438,7 +442,7 @@ def _selected(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJum
     """The radius of the selected case; the distance of all cases where it is unknown which one is selected."""
     which, *cases = operands
     (center,) = centers
-    (radius,) = jaxprs.bind(eqn, which.center, *(case.radius for case in cases))
+    (radius,) = jaxprs.bind(eqn, which.center, *radii_of(cases))
     if which.is_exact:
         return [radius], False
     is_unknown = jnp.broadcast_to(which.radius > 0, center.shape)

@@ -23,11 +23,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jrnn import jaxprs
 from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks
 from jrnn.loops.affine.carries import GroupFunction, Values
-from jrnn.loops.newton.certificate import Enclosures, bounds, bounds_in_radii
+from jrnn.loops.newton.certificate import (
+    Enclosures,
+    before_each_step,
+    bounds,
+    bounds_in_radii,
+)
 from jrnn.loops.newton.enclosure import Box
 from jrnn.loops.newton.options import Newton
 from jrnn.loops.wrappers.branches import any_of_all
@@ -117,7 +121,7 @@ class StackedStep:
 
     def old(self, states: Values) -> Stacked:
         """Returns the carries before each step."""
-        return [jaxprs.shifted(state, h, False) for state, h in zip(states, self.init)]
+        return before_each_step(states, self.init)
 
     def new(self, old: Values) -> Stacked:
         """Returns the new carries of all steps from the old ones."""

@@ -27,7 +27,13 @@ from jrnn.errors import ScanError
 from jrnn.loops.affine.blocks import Blocks, blocks_of, why_no_jacobian
 from jrnn.loops.affine.carries import GroupFunction, Values, solve_in_order
 from jrnn.loops.ir import Loop, ScanParams
-from jrnn.loops.newton.certificate import are_zero, before_each_step, input_radii, of_outputs
+from jrnn.loops.newton.certificate import (
+    are_zero,
+    before_each_step,
+    errors_before,
+    input_radii,
+    of_outputs,
+)
 from jrnn.loops.newton.enclosure import NotEnclosed
 from jrnn.loops.newton.iteration import (
     DEFAULT_ULPS,
@@ -253,12 +259,12 @@ def _outputs_report(step: jaxprs.Program, groups: _Groups, states: Values, ys: V
         states: the carries after every step.
         ys: the outputs.
     """
-    errors = [groups.errors[i] for i in range(len(states))]
+    errors = jaxprs.take(groups.errors, range(len(states)))
     values = step.consts, groups.init, states, groups.xs, ys, errors
     consts, init, states, xs, ys, errors = jax.tree.map(lax.stop_gradient, values)
     step = replace(step, consts=consts)
-    old = [jaxprs.shifted(state, h, False) for state, h in zip(states, init)]
-    before = list(map(before_each_step, errors))
+    old = before_each_step(states, init)
+    before = errors_before(errors)
     exact = are_zero(errors)
     try:
         bounded = of_outputs(step, old, states, xs, before, errors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -166,9 +167,8 @@ def _loop(closed: ClosedJaxpr, n_carry: int, steps: int, shard: TimeShard) -> tu
     gradients over the devices at each step of the reverse loop.
     """
     program = jaxprs.inlined(closed)
-    consts = [
-        _varying_constant(program, v, c, shard) for v, c in zip(program.constvars, program.consts)
-    ]
+    varying_constant = functools.partial(_varying_constant, program, shard)
+    consts = list(map(varying_constant, program.constvars, program.consts))
 
     def rule(eqn, *arguments):
         operands = list(arguments)
@@ -192,7 +192,7 @@ def _loop(closed: ClosedJaxpr, n_carry: int, steps: int, shard: TimeShard) -> tu
     return loop, [*map(jnp.asarray, varying.consts), *consts]
 
 
-def _varying_constant(program: jaxprs.Program, name: Var, value: Array, shard: TimeShard) -> Array:
+def _varying_constant(program: jaxprs.Program, shard: TimeShard, name: Var, value: Array) -> Array:
     """Casts a constant, unless equations with a jaxpr inside read it: the types in that jaxpr are fixed."""
     if not is_smooth(value):
         is_extended = jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.extended)
@@ -231,7 +231,7 @@ def _verified(
                 first = jaxprs.take(start, stage.carry)
                 zeros = jaxprs.replaced(start, stage.carry, list(map(jnp.zeros_like, first)))
                 ends = segment.end(stage, consts, zeros, xs)
-                matrices = [segment.matrix(stage, t, consts, start, xs) for t in stage.forms]
+                matrices = segment.matrices(stage, consts, start, xs)
                 end = end_of_stage(stage, matrices, first, ends)
                 last = jaxprs.replaced(last, stage.carry, end)
             return last, ys

@@ -5,6 +5,7 @@ Shapes: D devices, T steps of a segment.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -84,7 +85,7 @@ class TimeShard:
         def send(value):
             return lax.ppermute(value, self.axis, pairs)
 
-        return [_sent(value, send) for value in values]
+        return list(map(functools.partial(_sent, send), values))
 
     def from_last(self, values: Values) -> Values:
         """Returns the values of the last segment's device on every device."""
@@ -93,7 +94,7 @@ class TimeShard:
         def send(value):
             return lax.psum(jnp.where(is_last, value, jnp.zeros_like(value)), self.axis)
 
-        return [_sent(value, send) for value in values]
+        return list(map(functools.partial(_sent, send), values))
 
     def at(self, position: Array | int, values: Values, otherwise: Values) -> Values:
         """Returns values on the device at a position, and others elsewhere."""
@@ -158,7 +159,7 @@ class TimeShard:
         return [lax.dynamic_index_in_dim(s, self.position, keepdims=False) for s in starts]
 
 
-def _sent(value: Array, send: Callable[[Array], Array]) -> Array:
+def _sent(send: Callable[[Array], Array], value: Array) -> Array:
     """Sends an array of any dtype."""
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         data = send(jax.random.key_data(value))

@@ -79,15 +79,19 @@ class Segment:
         known = dict(zip(loop.consts, consts))
         known.update(zip(loop.carry, start))  # a checkpoint may read carries in vain
         part = part_of(loop, carry, ys, known, inputs)
-        fixed = [known[v] for v in part.consts]
+        fixed = jaxprs.take(known, part.consts)
 
         def step(old, x):
             outs = part.step(*fixed, *old, *x)
-            return [like(new, v) for new, v in zip(outs, old)], outs[len(old) :]
+            return list(map(like, outs, old)), outs[len(old) :]
 
-        return step, [inputs[v] for v in part.xs]
+        return step, jaxprs.take(inputs, part.xs)
 
-    def matrix(
+    def matrices(self, stage: CarryStage, consts: Values, start: Values, xs: Values) -> Matrices:
+        """Returns A of each group of carries of a stage."""
+        return [self._matrix(stage, form, consts, start, xs) for form in stage.forms]
+
+    def _matrix(
         self, stage: CarryStage, transition: Blocks, consts: Values, start: Values, xs: Values
     ) -> Array:
         """Returns A of a group of carries: the linear part of the step, applied to a basis at every step."""
@@ -154,7 +158,7 @@ class Solver:
         matrices = []
         checked = []
         for stage in self.stages:
-            a = [self.segment.matrix(stage, t, consts, start, xs) for t in stage.forms]
+            a = self.segment.matrices(stage, consts, start, xs)
             matrices.append(a)
 
             def end(values, stage=stage, start=start):
