@@ -54,65 +54,55 @@ def with_products(
     loop = estimator.loop
     machine = estimator.machine
     count = math.ceil(jaxprs.extent(loop.length) / steps)
-    products = blocks = scores = 0.0
-    on_cpu = (
-        machine.elementwise_trip < machine.kernel
-    )  # accelerators compute scores next to products
-    boundaries = inside = 0
+    # Accelerators compute scores next to products.
+    has_slow_scores = machine.elementwise_trip < machine.kernel
+    products = 0.0
+    blocks = 0.0
+    scores = 0.0
+    boundary_bytes = 0
+    chunk_bytes = 0
     for form in forms:
-        (state, *_), size = form.forms.states, form.forms.size
-        elements = len(form.forms.states) * jaxprs.elements(state.aval.shape)
-        k = size[form.forms.contracted or 0]
+        states = form.forms.states
+        aval = states[0].aval
+        itemsize = aval.dtype.itemsize
+        elements = len(states) * jaxprs.elements(aval.shape)
+        k = form.forms.size[form.forms.contracted or 0]
         v = form.width
         batch = elements // (k * v)
-        readers = sum(any(t.operand in form.forms.states for t in row.terms) for row in form.rows)
-        writers = len(form.known) + len(form.solved)
+        queries = sum(any(t.operand in states for t in row.terms) for row in form.rows)
         solved = len(form.solved)
-        operations = 2 * (readers + writers) * steps * k * v + 2 * readers * writers * steps**2 * (
-            k + v
-        )
+        keys = len(form.known) + solved
+        vectors = queries + keys
+        pairs = queries * keys * steps**2
+
+        # Products of matrices, slower the smaller they are.
+        operations = 2 * vectors * steps * k * v + 2 * pairs * (k + v)
         operations += 2 * (solved * steps) ** 2 * v
         side = (steps * k * v) ** (1 / 3)
-        products += (
-            CHUNKS.passes
-            * count
-            * batch
-            * operations
-            * (1 + CHUNKS.half_rate_side / side)
-            / machine.product_rate
-        )
-        pairs = readers * writers * steps**2
-        scores += (
-            on_cpu
-            * CHUNKS.passes
-            * count
-            * batch
-            * pairs
-            * CHUNKS.functions_per_score
-            * machine.function
-        )
+        slowdown = 1 + CHUNKS.half_rate_side / side
+        runs = CHUNKS.passes * count * batch
+        products += runs * operations * slowdown / machine.product_rate
+        if has_slow_scores:
+            scores += runs * pairs * CHUNKS.functions_per_score * machine.function
         if form.decays_along_k:
-            vectors = (
-                (readers + writers)
-                * math.log2(steps)
-                * batch
-                * steps
-                * k
-                * state.aval.dtype.itemsize
-            )
-            blocks += CHUNKS.moves_per_doubling * count * vectors / machine.cache_rate
-        boundaries += count * elements * max(state.aval.dtype.itemsize, 4)
-        # Of a step and head: scores, rows, and the inverse.
-        saved_elements = readers * writers * steps + solved * (v + solved * steps)
-        boundaries += 4 * count * steps * batch * saved_elements
-        inside += 8 * (readers + writers) * batch * steps * (k + v) * 4
-    kernels = (
-        CHUNKS.preparation_kernels + count * CHUNKS.batched_kernels
-        if batched
-        else count * CHUNKS.kernels
+            moved_bytes = vectors * math.log2(steps) * batch * steps * k * itemsize
+            blocks += CHUNKS.moves_per_doubling * count * moved_bytes / machine.cache_rate
+
+        # Of a step and head the scores, rows, and the inverse are saved.
+        saved_elements = queries * keys * steps + solved * (v + solved * steps)
+        boundary_bytes += count * elements * max(itemsize, 4)
+        boundary_bytes += 4 * count * steps * batch * saved_elements
+        chunk_bytes += 8 * vectors * batch * steps * (k + v) * 4
+    kernels = count * CHUNKS.kernels
+    if batched:
+        kernels = CHUNKS.preparation_kernels + count * CHUNKS.batched_kernels
+    writing = boundary_bytes / machine.write_rate
+    terms = (
+        ("products", products),
+        ("decays", blocks),
+        ("scores", scores),
+        ("calls", kernels * machine.call + count * machine.trip),
+        ("stacks of states", writing + machine.reading(boundary_bytes, boundary_bytes)),
     )
-    calls = kernels * machine.call + count * machine.trip
-    moved = boundaries / machine.write_rate + machine.reading(boundaries, boundaries)
-    elementwise = (("decays", blocks), ("scores", scores))
-    terms = (("products", products), *elementwise, ("calls", calls), ("stacks of states", moved))
-    return Estimate(sum(seconds for _, seconds in terms), boundaries + inside, terms)
+    seconds = sum(seconds for _, seconds in terms)
+    return Estimate(seconds, boundary_bytes + chunk_bytes, terms)

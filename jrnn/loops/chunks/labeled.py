@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Env, Var
@@ -25,22 +26,24 @@ Label = int | str
 class Labeled:
     """An array, and the label of each of its axes."""
 
-    array: Any
+    array: Array
     labels: tuple[Label, ...]
 
-    def along(self, labels: Sequence[Label]) -> Any:
+    def along(self, labels: Sequence[Label]) -> Array:
         """Returns the array with these axes, of size 1 where it has none."""
         order = [self.labels.index(l) for l in labels if l in self.labels]
         sizes = dict(zip(self.labels, self.array.shape))
         return jnp.transpose(self.array, order).reshape([sizes.get(l, 1) for l in labels])
 
-    def full(self, labels: Sequence[Label], size: dict[Label, int]) -> Any:
+    def full(self, labels: Sequence[Label], size: dict[Label, int]) -> Array:
+        """Returns the array with these axes, repeated along the axes that it does not have."""
         return jnp.broadcast_to(self.along(labels), [size[l] for l in labels])
 
     def renamed(self, old: Label, new: Label) -> Labeled:
+        """Returns the array with another label for one of its axes."""
         return Labeled(self.array, tuple(new if l == old else l for l in self.labels))
 
-    def map(self, fn: Callable[[Any], Any]) -> Labeled:
+    def map(self, fn: Callable[[Array], Array]) -> Labeled:
         return Labeled(fn(self.array), self.labels)
 
 
@@ -51,16 +54,17 @@ def union(arrays: Iterable[Labeled], last: Sequence[Label] = ()) -> tuple[Label,
     return (*first, *(l for l in last if l in all_labels))
 
 
-def elementwise(fn: Callable[[Any, Any], Any], arrays: Iterable[Labeled | None]) -> Any:
+def elementwise(fn: Callable[[Array, Array], Array], arrays: Iterable[Labeled | None]) -> Any:
     """Joins arrays element by element. None stands for what changes nothing, and is the result if there is nothing else."""
-    arrays = [a for a in arrays if a is not None]
-    if len(arrays) < 2:
-        return arrays[0] if arrays else None
-    labels = union(arrays)
-    labels = next(
-        (a.labels for a in arrays if len(a.labels) == len(labels)), labels
-    )  # no transposition of that one
-    return Labeled(functools.reduce(fn, [a.along(labels) for a in arrays]), labels)
+    operands = [a for a in arrays if a is not None]
+    if len(operands) < 2:
+        return operands[0] if operands else None
+    labels = union(operands)
+    for a in operands:
+        if len(a.labels) == len(labels):
+            labels = a.labels  # no transposition of this operand
+            break
+    return Labeled(functools.reduce(fn, [a.along(labels) for a in operands]), labels)
 
 
 times = functools.partial(elementwise, operator.mul)
@@ -69,20 +73,19 @@ plus = functools.partial(elementwise, operator.add)
 
 def dot(a: Labeled, b: Labeled, out: Sequence[Label], precision: Any) -> Labeled:
     """Returns the product of two arrays, summed over the labels that are not in `out`, whose axes are those of `out`."""
-    a, b = (
-        sum_over(x, [l for l in x.labels if l not in out and l not in y.labels])
-        for x, y in ((a, b), (b, a))
-    )
+    kept = {*out}
     shared = [l for l in a.labels if l in b.labels]
-    batch = [l for l in shared if l in out]
-    over = [l for l in shared if l not in out]
-    numbers = tuple(
-        tuple(tuple(map(x.labels.index, axes)) for x in (a, b)) for axes in (over, batch)
-    )
+    a = sum_over(a, [l for l in a.labels if l not in kept.union(shared)])
+    b = sum_over(b, [l for l in b.labels if l not in kept.union(shared)])
+    batch = [l for l in shared if l in kept]
+    over = [l for l in shared if l not in kept]
+    contracted_axes = (tuple(map(a.labels.index, over)), tuple(map(b.labels.index, over)))
+    batch_axes = (tuple(map(a.labels.index, batch)), tuple(map(b.labels.index, batch)))
+    numbers = (contracted_axes, batch_axes)
     product = jaxprs.product(a.array, b.array, numbers, precision, a.array.dtype)
-    labels = (*batch, *(l for x in (a, b) for l in x.labels if l not in shared))
-    labels_of_out = [l for l in out if l in labels]
-    return Labeled(Labeled(product, labels).along(labels_of_out), tuple(labels_of_out))
+    labels = (*batch, *(l for l in a.labels + b.labels if l not in shared))
+    labels_of_out = tuple(l for l in out if l in labels)
+    return Labeled(Labeled(product, labels).along(labels_of_out), labels_of_out)
 
 
 def sum_over(a: Labeled, over: Sequence[Label]) -> Labeled:
@@ -123,27 +126,30 @@ class Factors:
     def _own_value(self, factor: Factor, values: Mapping[Factor, Labeled]) -> Labeled:
         """Returns the value of a factor from the values of its parts."""
         if factor.kind == "sum":
-            return plus(
-                self._times_sign([values[f] for f in term.factors], term.sign) or self._one()
-                for term in factor.operand
-            )
+            products = []
+            for term in factor.operand:
+                product = self._times_sign([values[f] for f in term.factors], term.sign)
+                products.append(product or self._one())
+            return plus(products)
         if isinstance(factor.operand, tuple):
             return self._contraction(factor, [values[f] for f in factor.operand])
-        moving = jaxprs.is_in(factor.operand, self.stacked)
-        array = self.stacked[factor.operand] if moving else jaxprs.value(self.env, factor.operand)
+        is_stacked = jaxprs.is_in(factor.operand, self.stacked)
+        values_of = self.stacked if is_stacked else self.env
+        array = jaxprs.value(values_of, factor.operand)
+        # An axis without a label is read at an index.
         index = factor.index or (0,) * len(factor.labels)
         for axis in reversed(range(len(index))):
             if factor.labels[axis] is None:
-                array = jax.lax.index_in_dim(array, index[axis], axis + moving, keepdims=False)
+                array = jax.lax.index_in_dim(array, index[axis], axis + is_stacked, keepdims=False)
         if factor.kind in ("mask", "inverted mask", "identity"):
             array = array if array.dtype == bool else array != 0
-            array = ~array if factor.kind == "inverted mask" else array
+        if factor.kind == "inverted mask":
+            array = ~array
         array = array.astype(self.dtype)
-        labels = tuple(map(self.find, (l for l in factor.labels if l is not None)))
-        return Labeled(
-            1 / array if factor.kind == "reciprocal" else array,
-            ("T", *labels) if moving else labels,
-        )
+        if factor.kind == "reciprocal":
+            array = 1 / array
+        labels = tuple(self.find(l) for l in factor.labels if l is not None)
+        return Labeled(array, ("T", *labels) if is_stacked else labels)
 
     def product(self, factors: Sequence[Factor], sign: int = 1) -> Labeled | None:
         """Returns the product of factors, or None if it is 1."""
@@ -162,10 +168,12 @@ class Factors:
         return Labeled(jnp.ones((), self.dtype), ())
 
     def _contraction(self, factor: Factor, values: Sequence[Labeled]) -> Labeled:
+        """Returns the product of values, summed over K."""
         if not values:
             return Labeled(jnp.asarray(self.contracted, self.dtype), ())
         *others, last = values
-        out = [l for l in union([*others, last]) if l == "T" or l in map(self.find, factor.labels)]
+        remaining = {"T", *map(self.find, factor.labels)}
+        out = [l for l in union(values) if l in remaining]
         if not others:
             return sum_over(last, [l for l in last.labels if l not in out])
         return dot(times(others), last, out, self.precision)
