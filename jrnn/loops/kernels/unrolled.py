@@ -1,10 +1,10 @@
-"""Tiny loops on CPUs, whose step takes a few nanoseconds: several steps in one trip.
+"""Tiny loops on CPUs, whose step takes a few nanoseconds: several steps in one iteration.
 
-A trip of a loop that is one kernel costs a few nanoseconds besides its step: it counts, and the carry goes through memory.
-`unroll` of `jax.lax.scan` does not avoid that, because XLA then computes the whole chain of steps again for each output. An
-`optimization_barrier` on the carry after each step prevents this.
+An iteration of a loop that is one kernel costs a few nanoseconds besides its step: it counts, and the carry goes through
+memory. `unroll` of `jax.lax.scan` does not avoid that, because XLA then computes the whole chain of steps again for each
+output. An `optimization_barrier` on the carry after each step prevents this.
 
-Shapes: T time, S the steps of a trip.
+Shapes: T time, S the steps of an iteration.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Values = Sequence[Any]
 def run_unrolled(
     loop: Loop, size: int, consts: Values, init: Values, xs: Values, length: int
 ) -> Results:
-    """Runs a loop `size` steps a trip, and what the trips do not divide step by step after them.
+    """Runs a loop `size` steps an iteration, and the steps that remain one by one.
 
     Invariant: each step computes what it does in `Loop.run`, from the same values.
     """
@@ -38,12 +38,12 @@ def run_unrolled(
     whole = length - length % size
     for end, steps in ((whole, size), (length, 1)):
         if start < end:
-            carry, ys = _run_trips(loop, steps, (start, end), consts, carry, xs, ys, length)
+            carry, ys = _run_iterations(loop, steps, (start, end), consts, carry, xs, ys, length)
         start = end
     return carry, ys
 
 
-def _run_trips(
+def _run_iterations(
     loop: Loop,
     size: int,
     span: tuple[int, int],
@@ -53,33 +53,34 @@ def _run_trips(
     ys: Values,
     length: int,
 ) -> Results:
-    """Runs trips of `size` steps each over a span of steps, counted in the order in which they run."""
+    """Runs iterations of `size` steps each over a span of steps, counted in the order in which they run."""
     start, end = span
 
     def run(state: Any) -> Any:
         at, carry, ys = state
-        row = (length - size - at if loop.reverse else at).astype(
-            jnp.uint32
-        )  # an index that JAX need not compare with 0
-        carry, rows = _trip(loop, size, consts, carry, [_rows(x, row, size) for x in xs])
+        first = length - size - at if loop.reverse else at
+        row = first.astype(jnp.uint32)  # an index that JAX need not compare with 0
+        carry, rows = _iteration(loop, size, consts, carry, [_rows(x, row, size) for x in xs])
         return at + size, list(carry), [_written(y, r, row) for y, r in zip(ys, rows)]
 
-    state = lax.while_loop(
-        lambda state: state[0] < end, run, (jnp.int32(start), list(carry), list(ys))
-    )
-    return state[1:]
+    def is_before_end(state: Any) -> Any:
+        return state[0] < end
+
+    _, carry, ys = lax.while_loop(is_before_end, run, (jnp.int32(start), list(carry), list(ys)))
+    return carry, ys
 
 
-def _trip(
+def _iteration(
     loop: Loop, size: int, consts: Values, carry: Values, rows: Values
 ) -> tuple[Values, list[Any]]:
-    """Runs the steps of a trip, from the rows of inputs to those of outputs, [S, ...]."""
+    """Runs the steps of an iteration, from the rows of inputs to the rows of outputs, [S, ...]."""
     step = calling(loop.closed())
     count = len(loop.carry)
     ys = list[Any]([None] * size)
     for i in range(size)[:: -1 if loop.reverse else 1]:
         outs = step(*consts, *carry, *(r[i] for r in rows))
-        carry, ys[i] = outs[:count], outs[count:]
+        carry = outs[:count]
+        ys[i] = outs[count:]
         carry = lax.optimization_barrier(carry) if size > 1 and carry else carry
     return carry, [jnp.stack(each) for each in zip(*ys)]
 

@@ -11,10 +11,8 @@ from jrnn import jaxprs
 from jrnn.loops.costs.estimates import Estimate, Estimator, estimate, total
 from jrnn.loops.passes import SplitLoop
 
-_FIRST_WRITE = (
-    0.5  # the first time that new memory is written takes so many times the time of writing it
-)
-_TRANSPOSING = 3  # a matrix in a cache is transposed in so many times the time of reading it
+_FIRST_WRITE = 0.5  # of the time of writing: what the first write of new memory adds
+_TRANSPOSING = 3  # times the time of reading: the time of transposing a matrix in a cache
 
 
 class SplitCosts:
@@ -39,15 +37,11 @@ class SplitCosts:
         self.inside = inside
         read_after = set(jaxprs.free_variables((*split_loop.sunk_eqns, *split_loop.sum_eqns)))
         loop_values = {*loop.xs, *jaxprs.variables(loop.ys)}
-        totals = set(jaxprs.results(split_loop.sum_eqns))
-        added = {*jaxprs.free_variables(split_loop.sum_eqns)}
-        # What is no contraction or reduction is stacked, and the stack is summed.
-        added |= {
-            v
-            for values in split_loop.accumulated.values()
-            for v in jaxprs.variables(values)
-            if v not in totals
-        }
+        # What is no contraction or reduction is stacked, and the stacked array is summed.
+        added = set(jaxprs.free_variables(split_loop.sum_eqns))
+        totals = jaxprs.results(split_loop.sum_eqns)
+        for values in split_loop.accumulated.values():
+            added.update(set(jaxprs.variables(values)).difference(totals))
         self.before = estimator.part(
             split_loop.hoisted_eqns, split_loop.hoisted_vars, all_steps=True
         )
@@ -62,12 +56,8 @@ class SplitCosts:
         )
         self.own_bytes = estimator.sizes(loop_values)
         self.result_bytes = estimator.sizes(loop.carry[i] for i in split_loop.accumulated)
-        transposed = {
-            v
-            for e in split_loop.constant_eqns
-            if e.primitive.name == "transpose"
-            for v in e.outvars
-        }
+        transposes = [e for e in split_loop.constant_eqns if e.primitive.name == "transpose"]
+        transposed = set(jaxprs.results(transposes))
         self.peak_bytes = max(self.before.peak_bytes, self.after.peak_bytes, self.sums.peak_bytes)
         self.transposed_bytes = estimator.sizes(transposed.intersection(core.consts))
         self.all_transposed_bytes = estimator.sizes(transposed)
@@ -96,11 +86,11 @@ class SplitCosts:
         copies += n * self.stack_bytes * _FIRST_WRITE / machine.write_rate
         transposed_bytes = self.all_transposed_bytes if in_chunks else self.transposed_bytes
         is_near = transposed_bytes <= machine.core_cache_bytes
-        transposing = (
-            _TRANSPOSING * transposed_bytes / machine.cache_rate
-            if is_near
-            else transposed_bytes / machine.read_rate + transposed_bytes / machine.write_rate
-        )
+        if is_near:
+            transposing = _TRANSPOSING * transposed_bytes / machine.cache_rate
+        else:
+            transposing = transposed_bytes / machine.read_rate
+            transposing += transposed_bytes / machine.write_rate
         other_terms = dict(
             calls=in_chunks * times * 2 * machine.trip, packing=transposing, stacks=copies + results
         )

@@ -10,9 +10,10 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, primitives
@@ -36,24 +37,40 @@ from jrnn.loops.strategies.context import Context
 from jrnn.loops.strategies.nodes import Split
 
 NAME = "arithmetic"
-# operations of a factorization or sort; elements to sort, or places of a scatter
-_LARGEST = 1 << 15
-_PLACES = 16
-_ROWS = {"eigh": 3, "lu": 10}  # of matrices whose eigenvalues are computed, or that are eliminated
-_WORDS = 0.4  # operations of a generator on words stay in registers
-# rows of a matrix to factorize in one kernel, and in several
-_ORDER = 12
-_ORDER_IN_PARTS = 8
-# Places of all scatters of a step. XLA joins some of them again, which are then kernels: of 249 places of a neuron with 12
-# compartments, 25 pairs, so that a step was 280 kernels, and took 1.5 times as long as without arithmetic.
-_SCATTERS = 128
+_OPERATIONS_PER_WORD = 0.4  # those of a generator on words stay in registers
+
+
+class ArithmeticLimits(NamedTuple):
+    """What is faster as arithmetic than as a call.
+
+    Attributes:
+        operations: of a factorization or a sort.
+        places: elements to sort, or of a scatter.
+        scattered_places: of all scatters of a step. XLA joins some of them again, which are then kernels: of 249 places of
+            a neuron with 12 compartments, 25 pairs, so that a step was 280 kernels, and took 1.5 times as long as without
+            arithmetic.
+        order: rows of a matrix to factorize in one kernel.
+        order_in_parts: the same in several kernels.
+        lu_order: rows of a matrix that is eliminated.
+        equations: of a rewritten step, which bounds the time of compilation.
+    """
+
+    operations: int = 1 << 15
+    places: int = 16
+    scattered_places: int = 128
+    order: int = 12
+    order_in_parts: int = 8
+    lu_order: int = 10
+    equations: int = 3_000
+
+
+LIMITS = ArithmeticLimits()
 _LINEAR = "small linear algebra"
 _SUBJECTS: dict[primitives.Kind, str] = {
     "draw": "draws of random numbers",
     "order": "small sorts",
     "update": "small scatters",
 }
-_EQUATIONS = 3_000  # of a rewritten step, which bounds the time of compilation
 
 
 @dataclass(frozen=True)
@@ -75,7 +92,7 @@ class Arithmetic:
     fits_kernel_limit: bool
 
     def run(
-        self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
+        self, consts: Sequence[Array], init: Sequence[Array], xs: Sequence[Array], length: Any
     ) -> Results:
         return self.loop.run(consts, init, xs, length)
 
@@ -124,40 +141,48 @@ def _with_draws_inside(context: Context) -> Moves:
     """
     loop = context.loop
     moves = context.movable
-    draws = {v for e in loop.eqns if primitives.is_kind(e, "draw") for v in e.outvars}
-    feeding, _ = jaxprs.needed(loop.eqns, moves.hoist - draws, set(loop.inputs))
-    read = set(jaxprs.results(feeding))
-    return replace(moves, hoist=moves.hoist - (draws - read))
+    draw_eqns = [e for e in loop.eqns if primitives.is_kind(e, "draw")]
+    drawn = set(jaxprs.results(draw_eqns))
+    feeding, _ = jaxprs.needed(loop.eqns, moves.hoist - drawn, set(loop.inputs))
+    only_inside = drawn.difference(jaxprs.results(feeding))
+    return replace(moves, hoist=moves.hoist - only_inside)
 
 
 def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     """Returns the loop as arithmetic, or None if that changes nothing or makes its step too long to compile."""
     eqns = [*equations(loop.eqns)]
-    if not all(jaxprs.is_known(n) for e in eqns for v in e.outvars for n in v.aval.shape):
-        return None
-    are_too_many = sum(map(_scattered_places, eqns)) > _SCATTERS
+    for v in jaxprs.results(eqns):
+        if not all(map(jaxprs.is_known, v.aval.shape)):
+            return None
+    are_too_many = sum(map(_scattered_places, eqns)) > LIMITS.scattered_places
 
-    def fits(eqn: Eqn, order: int = _ORDER) -> bool:
+    def fits(eqn: Eqn, order: int = LIMITS.order) -> bool:
         return not (are_too_many and _scattered_places(eqn)) and fits_arithmetic(eqn, order)
 
-    has_blocker = any(_is_blocker(e) and not (e.primitive.name in RULES and fits(e)) for e in eqns)
-    order = (
-        _ORDER_IN_PARTS
-        if has_blocker or estimator.machine.one_kernel_bytes <= SMALL_LOOP
-        else _ORDER
-    )
-    written = _written(loop, estimator, lambda e: fits(e, order))
-    if written is None or written.is_one_kernel or estimator.machine.one_kernel_bytes > SMALL_LOOP:
+    is_in_parts = estimator.machine.one_kernel_bytes <= SMALL_LOOP
+    order = LIMITS.order_in_parts if is_in_parts else LIMITS.order
+    for eqn in eqns:
+        if _is_blocker(eqn) and not (eqn.primitive.name in RULES and fits(eqn)):
+            order = LIMITS.order_in_parts
+
+    def fits_in_order(eqn: Eqn) -> bool:
+        return fits(eqn, order)
+
+    def fits_without_one_row(eqn: Eqn) -> bool:
+        return fits(eqn, order) and not has_one_row(eqn)
+
+    written = _written(loop, estimator, fits_in_order)
+    if written is None or written.is_one_kernel or not is_in_parts:
         return written
     # XLA before jaxlib 0.12 writes products of one row itself, faster than as arithmetic in a kernel of their own.
-    return _written(loop, estimator, lambda e: fits(e, order) and not has_one_row(e))
+    return _written(loop, estimator, fits_without_one_row)
 
 
 def _written(loop: Loop, estimator: Estimator, fits: Fits) -> Arithmetic | None:
     """Returns the loop with what `fits` as arithmetic, or None if that changes nothing or makes its step too long."""
     changed = as_arithmetic(loop, fits)
     rewritten = [*equations(changed.eqns)]
-    if changed is loop or len(rewritten) > _EQUATIONS:
+    if changed is loop or len(rewritten) > LIMITS.equations:
         return None
     kernel_blockers = tuple(dict.fromkeys(e.primitive.name for e in rewritten if _is_blocker(e)))
     costs = _Estimator(changed, estimator.machine if kernel_blockers else quiet(estimator.machine))
@@ -169,7 +194,13 @@ def _written(loop: Loop, estimator: Estimator, fits: Fits) -> Arithmetic | None:
     memory = estimator.part(loop.eqns, loop.outputs).peak_bytes  # of the loop as it was
     cost = estimate(costs.trips(changed, inside), memory)
     subjects = _subjects(loop, changed)
-    return Arithmetic(changed, subjects, cost, kernel_blockers, fits_kernel_limit)
+    return Arithmetic(
+        loop=changed,
+        subjects=subjects,
+        cost=cost,
+        kernel_blockers=kernel_blockers,
+        fits_kernel_limit=fits_kernel_limit,
+    )
 
 
 def _subjects(loop: Loop, changed: Loop) -> tuple[str, ...]:
@@ -182,11 +213,9 @@ def _subjects(loop: Loop, changed: Loop) -> tuple[str, ...]:
 
 def _scattered_places(eqn: Eqn) -> int:
     """Returns the number of places of a scatter, or 0 for another equation."""
-    return (
-        jaxprs.elements(eqn.invars[1].aval.shape[:-1])
-        if eqn.primitive.name.startswith("scatter")
-        else 0
-    )
+    if not eqn.primitive.name.startswith("scatter"):
+        return 0
+    return jaxprs.elements(eqn.invars[1].aval.shape[:-1])
 
 
 class _Estimator(Estimator):
@@ -194,7 +223,7 @@ class _Estimator(Estimator):
 
     def _own_seconds(self, eqn: Eqn, call: bool) -> float:
         words = any(v.aval.dtype == np.uint32 for v in eqn.outvars)
-        return (_WORDS if words else 1.0) * super()._own_seconds(eqn, call)
+        return (_OPERATIONS_PER_WORD if words else 1.0) * super()._own_seconds(eqn, call)
 
     def _inner_seconds(self, eqn: Eqn) -> float:
         outer = self.machine
@@ -213,26 +242,24 @@ def quiet(machine: Machine) -> Machine:
     return machine._replace(call=0.0, kernel=0.0, trip=machine.elementwise_trip)
 
 
-def fits_arithmetic(eqn: Eqn, order: int = _ORDER) -> bool:
+def fits_arithmetic(eqn: Eqn, order: int = LIMITS.order) -> bool:
     """Returns True if an equation is faster as arithmetic than as a call. A matrix to factorize has at most `order` rows."""
     name = eqn.primitive.name
     if name in draws.RULES:
         return True
     shape: tuple[int, ...] = eqn.invars[0].aval.shape
     if name == "dot_general":
-        matrices = not is_matvec(eqn) or is_one_row(
-            eqn
-        )  # in the kernel, one row is slower than as arithmetic
-        return jaxprs.operations(eqn) < LARGE_PRODUCT and matrices and not is_outer(eqn)
+        # In the kernel, one row is slower than as arithmetic.
+        is_slow = not is_matvec(eqn) or is_one_row(eqn)
+        return jaxprs.operations(eqn) < LARGE_PRODUCT and is_slow and not is_outer(eqn)
     if _scattered_places(eqn):
-        return 1 < _scattered_places(eqn) <= _PLACES
+        return 1 < _scattered_places(eqn) <= LIMITS.places
     if name in ("sort", "top_k"):
         axis: int = eqn.params.get("dimension", eqn.params.get("axis", -1))
-        return shape[axis] <= _PLACES and math.prod(shape) * shape[axis] <= _LARGEST
-    return (
-        max(shape[-2:]) <= min(order, _ROWS.get(name, order))
-        and math.prod(shape) * shape[-1] <= _LARGEST
-    )
+        return shape[axis] <= LIMITS.places and math.prod(shape) * shape[axis] <= LIMITS.operations
+    if name == "lu":
+        order = min(order, LIMITS.lu_order)
+    return max(shape[-2:]) <= order and math.prod(shape) * shape[-1] <= LIMITS.operations
 
 
 def _is_blocker(eqn: Eqn) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +24,13 @@ from jrnn.loops.costs.estimates import Estimate, Estimator, estimate, total
 from jrnn.loops.costs.machines import CPU
 from jrnn.loops.ir import Loop, Results, Unsupported
 from jrnn.loops.ir.description import Description, described
-from jrnn.loops.kernels.native.affine_call import BLOCK, AffineCall, affine_call
-from jrnn.loops.kernels.native.affine_step import affine_step
-from jrnn.loops.kernels.unrolled import run_unrolled
 from jrnn.loops.passes import Moves
 from jrnn.loops.plan import Candidate
 from jrnn.loops.strategies.context import Context
 from jrnn.loops.strategies.nodes import Split, Steps
+
+if TYPE_CHECKING:
+    from jrnn.loops.kernels.native.affine_call import AffineCall
 
 NAME = "unrolled"
 _STEPS = 8  # of an iteration
@@ -60,6 +60,8 @@ class Unrolled:
     def run(
         self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
     ) -> Results:
+        from jrnn.loops.kernels.unrolled import run_unrolled
+
         return run_unrolled(self.loop, self.size, consts, init, xs, length)
 
     def estimate(self, estimator: Estimator) -> Estimate:
@@ -112,10 +114,9 @@ class InBlocks:
         )
 
     def describe(self) -> Description:
-        return described(
-            self.loop,
-            f"one call of the kernel for CPUs, in blocks of {BLOCK} steps: the carry is affine",
-        )
+        block = f"in blocks of {self.affine.block_steps} steps"
+        remark = f"one call of the kernel for CPUs, {block}: the carry is affine"
+        return described(self.loop, remark)
 
 
 def try_unrolled(context: Context) -> Sequence[Candidate]:
@@ -168,6 +169,9 @@ def _tiny_nodes(context: Context, residual: Loop, whole: Loop) -> list[Unrolled 
 
 def _affine(context: Context, loop: Loop) -> AffineCall:
     """Returns the call of the kernel for an affine loop; raises `Unsupported` if there is none."""
+    from jrnn.loops.kernels.native.affine_call import affine_call
+    from jrnn.loops.kernels.native.affine_step import affine_step
+
     if context.target.exported:
         raise Unsupported("the program is exported")
     call = affine_call(affine_step(loop))
@@ -175,8 +179,8 @@ def _affine(context: Context, loop: Loop) -> AffineCall:
         dtype = loop.carry[i].aval.dtype
         if dtype != call.step.dtype and jnp.issubdtype(dtype, jnp.inexact):
             raise Unsupported(f"a sum is in {dtype}")
-    if loop.length < BLOCK:
-        raise Unsupported(f"there are fewer than {BLOCK} steps")
+    if loop.length < call.block_steps:
+        raise Unsupported(f"there are fewer than {call.block_steps} steps")
     return call
 
 
@@ -219,11 +223,13 @@ def _has_predicted_branch(loop: Loop) -> bool:
     XLA:CPU makes a branch of this in a loop of one step an iteration. The processor predicts it, and does not wait for
     the carry.
     """
-    moving = jaxprs.depends(loop.eqns, loop.carry)
-    selections = [
-        e for e in loop.eqns if e.primitive.name == "select_n" and jaxprs.is_in(e.invars[0], moving)
-    ]
-    return any(not any(jaxprs.is_in(a, moving) for a in e.invars[1:]) for e in selections)
+    on_carry = jaxprs.depends(loop.eqns, loop.carry)
+    for eqn in loop.eqns:
+        if eqn.primitive.name != "select_n" or not jaxprs.is_in(eqn.invars[0], on_carry):
+            continue
+        if on_carry.isdisjoint(jaxprs.variables(eqn.invars[1:])):
+            return True
+    return False
 
 
 def _operations(eqn: jaxprs.Eqn) -> float:
@@ -256,7 +262,7 @@ class Cycles:
         carries = {1: costs.first_order, 2: costs.second_order}.get(n, 0.0)
         if n > 2 or (n == 2 and not is_stored):
             carries = costs.response * m * (values + (not is_stored)) + costs.value * (values + 1)
-            products = BLOCK * (n + values) * n * (n + m + 1)
+            products = call.block_steps * (n + values) * n * (n + m + 1)
         in_tile: float = len(call.sums.inner)
         for eqn in call.tile_eqns:
             in_tile += min(_operations(eqn), costs.operations_of_function)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +56,7 @@ class AffineCall:
         outer_eqns: what is computed for all steps before and after the call.
         encoded: the kernel's program.
         level: the place of the kernel's instructions in `library.loaded()`.
+        block_steps: the steps of a block.
     """
 
     step: AffineStep
@@ -64,6 +66,7 @@ class AffineCall:
     outer_eqns: tuple[Eqn, ...]
     encoded: Encoded
     level: int = 0
+    block_steps: ClassVar[int] = BLOCK
 
     def run(
         self, consts: Sequence[Array], init: Sequence[Array], xs: Sequence[Array], length: int
