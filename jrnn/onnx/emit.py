@@ -112,9 +112,9 @@ class GraphEmitter:
         root.taken.add(name)
         return name
 
-    def const(self, value: Any, hint: str = "const") -> str:
+    def const(self, value: Any) -> str:
         """The name of an initializer, which equal values share."""
-        hint = self.root.hints.get(id(value), (None, hint))[1]
+        _, hint = self.root.hints.get(id(value), (None, "const"))
         value = np.ascontiguousarray(value).reshape(np.shape(value))
         key = (value.dtype.str, value.shape, value.tobytes())
         if key not in self.root._constants:

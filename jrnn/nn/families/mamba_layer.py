@@ -94,8 +94,8 @@ class Mamba(RecurrentLayer):
         }
 
     def _fresh(self, batch: int, dtype: Any) -> tuple[Array, Array]:
-        shapes = (self.conv_size - 1, self.hidden_size), (self.hidden_size, self.state_size)
-        return tuple(jnp.zeros((batch, *shape), dtype) for shape in shapes)
+        window = jnp.zeros((batch, self.conv_size - 1, self.hidden_size), dtype)
+        return window, jnp.zeros((batch, self.hidden_size, self.state_size), dtype)
 
     def _run(self, p: Any, x: Array, state: Any, span: Span) -> Outputs:
         window, h = state
@@ -189,8 +189,8 @@ class Mamba2(RecurrentLayer):
 
     def _fresh(self, batch: int, dtype: Any) -> tuple[Array, Array]:
         width = self.hidden_size // self.num_heads
-        shapes = (self.conv_size - 1, self._channels), (self.num_heads, self.state_size, width)
-        return tuple(jnp.zeros((batch, *shape), dtype) for shape in shapes)
+        window = jnp.zeros((batch, self.conv_size - 1, self._channels), dtype)
+        return window, jnp.zeros((batch, self.num_heads, self.state_size, width), dtype)
 
     def _run(self, p: Any, x: Array, state: Any, span: Span) -> Outputs:
         window, S = state

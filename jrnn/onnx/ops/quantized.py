@@ -140,18 +140,16 @@ def _(node, x, scale, zero=None):
     )
 
 
-def dynamic(x, dtype=jnp.uint8):
-    """x as numbers of `dtype`, their scale and their zero point, of the range of x and 0."""
-    bounds = jnp.iinfo(dtype)
-    low, high = (reduce(x, initial=0.0) for reduce in (jnp.min, jnp.max))
-    scale = (high - low) / np.asarray(bounds.max - bounds.min, x.dtype)
+def dynamic(x):
+    """x as numbers of uint8, their scale and their zero point, of the range of x and 0."""
+    low = jnp.min(x, initial=0.0)
+    high = jnp.max(x, initial=0.0)
+    scale = (high - low) / np.asarray(255, x.dtype)
     scale = jnp.where(scale == 0, jnp.ones_like(scale), scale)
-    zero = jnp.clip(jnp.round(bounds.min - low / scale), bounds.min, bounds.max)
-    return (
-        rounded(divided(x, scale[(None,) * x.ndim]), zero[(None,) * x.ndim], dtype),
-        scale,
-        zero.astype(dtype),
-    )
+    zero = jnp.clip(jnp.round(0 - low / scale), 0, 255)
+    wide = (None,) * x.ndim
+    numbers = rounded(divided(x, scale[wide]), zero[wide], jnp.uint8)
+    return numbers, scale, zero.astype(jnp.uint8)
 
 
 op("DynamicQuantizeLinear")(lambda node, x: dynamic(jnp.asarray(x)))

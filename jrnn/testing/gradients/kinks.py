@@ -16,8 +16,8 @@ _STEPS = 64  # of a loop that are looked at
 _PAIRS = {"max": "maximum", "min": "minimum", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
-def near_kinks(function: Callable, point: Mapping[str, Any], most: int = 3) -> list[str]:
-    """Describes the kinks nearest to a point, the nearest first, each with its line; only those within NEAR.
+def near_kinks(function: Callable, point: Mapping[str, Any]) -> list[str]:
+    """Describes the three kinks nearest to a point, the nearest first, each with its line; only those within NEAR.
 
     >>> import jax.numpy as jnp
     >>> near_kinks(lambda p: {"y": jnp.abs(p["x"])}, {"x": jnp.array([0.5, 1e-7])})[0][:32]
@@ -35,7 +35,7 @@ def near_kinks(function: Callable, point: Mapping[str, Any], most: int = 3) -> l
         name = _PAIRS.get(eqn.primitive.name, eqn.primitive.name)
         where = f"{name}{f' ({source})' if source else ''}"
         least[where] = min(least.get(where, np.inf), distance)
-    nearest = sorted((d, where) for where, d in least.items() if d <= NEAR)[:most]
+    nearest = sorted((d, where) for where, d in least.items() if d <= NEAR)[:3]
     described = []
     for distance, where in nearest:
         name, space, source = where.partition(" ")
