@@ -77,17 +77,17 @@ def product(a: Any, b: Any, numbers: Any, precision: Any, dtype: Any) -> Any:
         precision: of the product.
         dtype: of the result.
     """
-    (contracted, batch), free = numbers, []
+    contracted, batch = numbers
     count = len(batch[0])
     if count < 2 or any(is_explicit(jax.typeof(x)) for x in (a, b)):
         return jax.lax.dot_general(a, b, numbers, precision, dtype)
     joined = []
+    free: list[int] = []
     for x, over, axes in zip((a, b), contracted, batch):
         rest = [d for d in range(x.ndim) if d not in axes]
         shape = [x.shape[d] for d in rest]
-        joined.append(
-            jnp.transpose(x, (*axes, *rest)).reshape(math.prod(x.shape[d] for d in axes), *shape)
-        )
+        batch_size = math.prod(x.shape[d] for d in axes)
+        joined.append(jnp.transpose(x, (*axes, *rest)).reshape(batch_size, *shape))
         free += [n for d, n in zip(rest, shape) if d not in over]
     over = tuple(
         tuple(1 + d - sum(e < d for e in axes) for d in dims)

@@ -230,7 +230,8 @@ def operations(eqn: Eqn) -> int:
 
 def is_by_rows(eqn: Eqn) -> bool:
     """Returns True for a product x W^T of a matrix W, which XLA:CPU computes more slowly than x W."""
-    ((_, axes), (_, batch)), right = eqn.params["dimension_numbers"], eqn.invars[1].aval
+    (_, axes), (_, batch) = eqn.params["dimension_numbers"]
+    right = eqn.invars[1].aval
     return right.ndim == 2 and tuple(axes) == (1,) and not tuple(batch)
 
 

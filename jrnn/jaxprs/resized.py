@@ -68,7 +68,8 @@ def _classify(eqn: Eqn, classes: axes.Classes) -> None:
     """Joins the axes that an equation needs to have one size, and fixes those that it compares with numbers."""
     followed = axes.join_followed(eqn, classes, axes.of_one_size, ("broadcast_in_dim", "iota"))
     if followed and eqn.primitive.name == "dot_general":
-        (a, b), (contracted, batch) = eqn.invars, eqn.params["dimension_numbers"]
+        a, b = eqn.invars
+        contracted, batch = eqn.params["dimension_numbers"]
         for i, j in (*zip(*contracted), *zip(*batch)):
             classes.join(a, i, b, j)
 

@@ -12,7 +12,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jrnn.jaxprs.jax_internals import without_outer_scope
 from jrnn.jaxprs.programs import Atom, Program, Var, replaced, trace, variables
-from jrnn.jaxprs.queries import depends, free_variables, is_zero, needed, producers
+from jrnn.jaxprs.queries import any_in, depends, free_variables, is_zero, needed, producers
 
 Flat = Sequence[Any]
 
@@ -91,9 +91,9 @@ class Linearized:
         all_tangents = (next(tangents) if s else None for s in smooth)
         outs = [None if a is None or is_zero(a, eqn_of) else a for a in all_tangents]
         moved = [a for a in outs if a is not None]
-        step = [e for e in program.eqns if not any(v in later for v in e.outvars)]
+        step = [e for e in program.eqns if not any_in(e.outvars, later)]
         linear, _ = needed(program.eqns, moved, set(program.invars[:n_in]))
-        linear = [e for e in linear if any(v in later for v in e.outvars)]
+        linear = [e for e in linear if any_in(e.outvars, later)]
         primals_read = [v for v in free_variables(linear) if v not in later]
         # The tangents that do not depend on tangents, from unusual custom rules.
         primals_read += [a for a in variables(moved) if a not in later]

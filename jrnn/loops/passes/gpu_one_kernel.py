@@ -19,13 +19,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.ir import Loop, Results, RunLoop
 from jrnn.loops.passes.sums import accumulator_dtype
 
-_SPLIT_K_ABOVE = 512  # the contracted size above which XLA:GPU splits K in products of few rows, compiled for an H100
+_MAX_WHOLE_K = (
+    512  # XLA:GPU splits a larger contracted axis K in products of few rows, compiled for an H100
+)
 
 
 def one_kernel_per_stage(loop: Loop, stack: bool = True) -> tuple[Loop, StackedCarries]:
@@ -41,45 +44,41 @@ def one_kernel_per_stage(loop: Loop, stack: bool = True) -> tuple[Loop, StackedC
         The loop, and how it holds its carries.
     """
     stages = _stages(loop)
-    results = {
-        level: of_level for level in range(stages.last + 1) if (of_level := stages.results(level))
-    }
-    if any(eqn.effects for eqn in loop.eqns):
-        # the order of the effects would change
-        results = {}
-        stack = False
-    if stages.last and 0 in results:
-        results.pop(
-            stages.last, None
-        )  # leave them to the first stage of the next step, which reads them
-    results = {level: of_level for level, of_level in results.items() if len(of_level) > 1}
+    has_effects = any(eqn.effects for eqn in loop.eqns)
+    results: dict[int, list[Var]] = {}  # by level, what is put behind a barrier
+    if not has_effects:  # otherwise the order of the effects would change
+        results = _results_by_level(stages)
+
+    # Products that are computed part by part: of concatenated results, and of halves of K.
     consts = set(loop.consts)
-    matrix_products = [eqn for eqn in loop.eqns if stack and _is_matrix_product(eqn, consts)]
+    matrix_products: list[Eqn] = []
+    if stack and not has_effects:
+        matrix_products = [eqn for eqn in loop.eqns if _is_matrix_product(eqn, consts)]
     products = _products(matrix_products, loop, stages, results)
     orders = {level - 1: product.order for level, product in products.items()}
     halves = {id(eqn) for eqn in matrix_products if _is_split_k(eqn)}
-    position = {
-        out: i for i, out in reversed(list(enumerate(loop.carry_out))) if not jaxprs.is_literal(out)
-    }
-    places = {level: tuple(map(position.get, order)) for level, order in orders.items()}
-    places = {
-        level: of_level
-        for level, of_level in places.items()
-        if any(i is not None for i in of_level)
-    }
-    inside = {
-        i: (level, g)
-        for level, of_level in places.items()
-        for g, i in enumerate(of_level)
-        if i is not None
-    }
-    unstacked = tuple(i for i in range(len(loop.carry)) if i not in inside)
 
-    def step(*args: Any) -> list[Any]:
+    # Stacks of results that the next step reads are carried as they are.
+    position: dict[Var, int] = {}
+    for i, out in enumerate(loop.carry_out):
+        if not jaxprs.is_literal(out):
+            position.setdefault(out, i)
+    places: dict[int, tuple[int | None, ...]] = {}
+    stacked_at: dict[int, tuple[int, int]] = {}  # the level and the part of a carry
+    for level, order in orders.items():
+        of_level = tuple(map(position.get, order))
+        for part, i in enumerate(of_level):
+            if i is not None:
+                places[level] = of_level
+                stacked_at[i] = (level, part)
+    unstacked = tuple(i for i in range(len(loop.carry)) if i not in stacked_at)
+
+    def step(*args: Array) -> list[Array]:
         values = iter(args)
         env = {v: next(values) for v in (*loop.consts, *(loop.carry[i] for i in unstacked))}
-        old = {level: next(values) for level in places}
-        env |= {loop.carry[i]: old[level][g] for i, (level, g) in inside.items()}
+        carried = {level: next(values) for level in places}
+        for i, (level, part) in stacked_at.items():
+            env[loop.carry[i]] = carried[level][part]
         env |= dict(zip(loop.xs, values))
         stacks: dict[int, Any] = {}
         for level in range(stages.last + 1):
@@ -97,25 +96,30 @@ def one_kernel_per_stage(loop: Loop, stack: bool = True) -> tuple[Loop, StackedC
                 stacks[level] = _behind_barrier(results[level], orders.get(level, ()), env)
             jaxprs.evaluate(stages.eqns(level, trailing=True), env)
         carry = [jaxprs.value(env, loop.carry_out[i]) for i in unstacked]
-        return [
-            *carry,
-            *(stacks[level] for level in places),
-            *(jaxprs.value(env, a) for a in loop.ys),
-        ]
+        new_stacks = [stacks[level] for level in places]
+        return [*carry, *new_stacks, *(jaxprs.value(env, a) for a in loop.ys)]
 
-    types = [
-        v.aval.update(shape=(len(orders[level]), *v.aval.shape))
-        for level in places
-        for v in orders[level][:1]
-    ]
-    avals = [
-        *(v.aval for v in loop.consts),
-        *(loop.carry[i].aval for i in unstacked),
-        *types,
-        *(v.aval for v in loop.xs),
-    ]
+    avals = [v.aval for v in loop.consts]
+    avals += [loop.carry[i].aval for i in unstacked]
+    for level in places:
+        aval = orders[level][0].aval
+        avals.append(aval.update(shape=(len(orders[level]), *aval.shape)))
+    avals += [v.aval for v in loop.xs]
     staged = loop.traced(step, avals, len(unstacked) + len(places))
     return staged, StackedCarries(unstacked, tuple(places.values()), len(loop.carry))
+
+
+def _results_by_level(stages: _Stages) -> dict[int, list[Var]]:
+    """Returns the results of the stages that write several."""
+    results: dict[int, list[Var]] = {}
+    for level in range(stages.last + 1):
+        of_level = stages.results(level)
+        # The first stage of the next step reads the results of the last stage, and computes them.
+        if level and level == stages.last and stages.results(0):
+            continue
+        if len(of_level) > 1:
+            results[level] = of_level
+    return results
 
 
 @dataclass(frozen=True)
@@ -135,24 +139,28 @@ class StackedCarries:
     def adapt(
         self,
         run: RunLoop,
-        consts: Sequence[Any],
-        init: Sequence[Any],
-        xs: Sequence[Any],
-        length: Any,
+        consts: Sequence[Array],
+        init: Sequence[Array],
+        xs: Sequence[Array],
+        length: int | Array,
     ) -> Results:
         stacks = []
         for places in self.stacked:
-            unread = jnp.zeros_like(init[next(i for i in places if i is not None)])
+            first = next(i for i in places if i is not None)
+            unread = jnp.zeros_like(init[first])
             stacks.append(jnp.stack([unread if i is None else init[i] for i in places]))
-        last, ys = run(consts, [*(init[i] for i in self.unstacked), *stacks], xs, length)
+        carry_in = [init[i] for i in self.unstacked]
+        last, ys = run(consts, [*carry_in, *stacks], xs, length)
         carry = dict(zip(self.unstacked, last))
         for places, stack in zip(self.stacked, last[len(self.unstacked) :]):
-            carry |= {i: stack[g] for g, i in enumerate(places) if i is not None}
+            for part, i in enumerate(places):
+                if i is not None:
+                    carry[i] = stack[part]
         return [carry[i] for i in range(self.carries)], list(ys)
 
 
-def _behind_barrier(results: Sequence[Var], order: Sequence[Var], env: Env) -> Any:
-    """Puts the results behind a barrier. Makes one stack of those in `order`, and returns it."""
+def _behind_barrier(results: Sequence[Var], order: Sequence[Var], env: Env) -> Array | None:
+    """Puts the results behind a barrier. Makes one stack of the results in `order`, and returns it."""
     stacked = set(order)
     others = [v for v in results if v not in stacked]
     stack = [jnp.stack([env[v] for v in order])] if order else []
@@ -160,8 +168,10 @@ def _behind_barrier(results: Sequence[Var], order: Sequence[Var], env: Env) -> A
     env.update(zip(others, rest))
     if not order:
         return None
-    env.update((v, values[0][g]) for g, v in enumerate(order))
-    return values[0]
+    (whole,) = values
+    for part, v in enumerate(order):
+        env[v] = whole[part]
+    return whole
 
 
 @dataclass(frozen=True)
@@ -210,20 +220,20 @@ class _Stages:
             plain = v.aval.ndim > 0 and not jnp.issubdtype(v.aval.dtype, jax.dtypes.extended)
             return v in self.moving and (v in self.written or v in self.crossing) and plain
 
-        computed = [
-            eqn
-            for eqn in self.eqns(level, trailing=False)
-            if primitives.is_cheap(eqn) and not _is_view(eqn)
-        ]
-        results = [v for eqn in computed for v in eqn.outvars if is_result(v)]
-        return results if any(v in self.written for v in results) else []
+        results: list[Var] = []
+        for eqn in self.eqns(level, trailing=False):
+            if primitives.is_cheap(eqn) and not _is_view(eqn):
+                results += filter(is_result, eqn.outvars)
+        return results if jaxprs.any_in(results, self.written) else []
 
 
 def _stages(loop: Loop) -> _Stages:
+    """Divides a step into stages."""
     level = dict.fromkeys(loop.inputs, 0)
     for eqn in loop.eqns:
-        at = max((level[v] for v in jaxprs.inputs(eqn)), default=0) + (not primitives.is_cheap(eqn))
-        level.update((v, at) for v in eqn.outvars)
+        before = max((level[v] for v in jaxprs.inputs(eqn)), default=0)
+        at = before if primitives.is_cheap(eqn) else before + 1
+        level.update(dict.fromkeys(eqn.outvars, at))
     read_in_stage: set[Var] = set()
     crossing: set[Var] = set()
     written = set(jaxprs.variables(loop.outputs))
@@ -234,14 +244,20 @@ def _stages(loop: Loop) -> _Stages:
         heavy = not eqn.outvars or not primitives.is_cheap(eqn)
         joined = not heavy and eqn.outvars[0] in trailing
         for v in jaxprs.inputs(eqn):
-            if heavy or (joined and any(out in written for out in eqn.outvars)):
+            if heavy or (joined and jaxprs.any_in(eqn.outvars, written)):
                 written.add(v)
             elif joined or level[v] < level[eqn.outvars[0]]:
                 crossing.add(v)
             else:
                 read_in_stage.add(v)
-    moving = jaxprs.depends(loop.eqns, loop.carry)
-    return _Stages(loop, level, *map(frozenset, (trailing, moving, written, crossing)))
+    return _Stages(
+        loop=loop,
+        level=level,
+        trailing=frozenset(trailing),
+        moving=frozenset(jaxprs.depends(loop.eqns, loop.carry)),
+        written=frozenset(written),
+        crossing=frozenset(crossing),
+    )
 
 
 def _is_view(eqn: Eqn) -> bool:
@@ -263,51 +279,48 @@ class _Product:
     parts: int
 
 
-def _by_parts(eqn: Eqn, left: Any, parts: int, env: Env) -> Any:
+def _by_parts(eqn: Eqn, left: Array, parts: int, env: Env) -> Array:
     """Multiplies the first `parts` of a stack [G, B, N, H] with the parts of a constant matrix, and adds the products."""
-    ((_, (axis,)), (batch, _)), (out,) = eqn.params["dimension_numbers"], eqn.outvars
+    (_, (axis,)), (batch, _) = eqn.params["dimension_numbers"]
+    dtype = eqn.outvars[0].aval.dtype
     lead = tuple(range(1 + len(batch)))
     with jaxprs.in_scope(eqn):
         matrix = jnp.moveaxis(jaxprs.value(env, eqn.invars[1]), axis, 0)
         matrix = matrix.reshape(parts, left.shape[-1], *matrix.shape[1:])  # [parts, H, B, M]
-        matrix = jnp.pad(matrix, ((0, left.shape[0] - parts), *((0, 0),) * (matrix.ndim - 1)))
-        matrix = jax.lax.optimization_barrier(
-            jnp.moveaxis(matrix, 1, -2)
-        )  # otherwise XLA makes it again at each step
+        zeros = left.shape[0] - parts
+        matrix = jnp.pad(matrix, ((0, zeros), *((0, 0),) * (matrix.ndim - 1)))
+        matrix = jnp.moveaxis(matrix, 1, -2)
+        matrix = jax.lax.optimization_barrier(matrix)  # otherwise XLA makes it again at each step
         each = jax.lax.dot_general(
             left,
             matrix,
             (((left.ndim - 1,), (matrix.ndim - 2,)), (lead, lead)),
             precision=eqn.params["precision"],
-            preferred_element_type=accumulator_dtype(out.aval.dtype),
+            preferred_element_type=accumulator_dtype(dtype),
         )
-        return jnp.sum(each[:parts], axis=0).astype(out.aval.dtype)
+        return jnp.sum(each[:parts], axis=0).astype(dtype)
 
 
 def _is_split_k(eqn: Eqn) -> bool:
     """Returns True if XLA:GPU would split the contracted axis K into four parts, and pad both operands at each step."""
     size = eqn.invars[0].aval.shape[-1]
-    return size > _SPLIT_K_ABOVE and size % 16 != 0 and size % 2 == 0
+    return size > _MAX_WHOLE_K and size % 16 != 0 and size % 2 == 0
 
 
 def _is_matrix_product(eqn: Eqn, consts: set[Var]) -> bool:
     """Returns True for a product of a variable [B, N, K] with a constant matrix for each B, over K."""
     if eqn.primitive.name != "dot_general" or any(map(jaxprs.is_literal, eqn.invars)):
         return False
-    (contracted, batch), (left, matrix) = eqn.params["dimension_numbers"], eqn.invars
-    lead = tuple(range(left.aval.ndim - 2))
-    plain = (
-        tuple(contracted[0]) == (len(lead) + 1,)
-        and len(contracted[1]) == 1
-        and left.aval.ndim == matrix.aval.ndim
-    )
-    of_two = (
-        len(lead) < 2
-        and tuple(batch[0]) == tuple(batch[1]) == lead
-        and left not in consts
-        and matrix in consts
-    )
-    return plain and of_two and eqn.params.get("out_sharding") is None
+    (of_left, of_matrix), batch = eqn.params["dimension_numbers"]
+    left, matrix = eqn.invars
+    if left in consts or matrix not in consts or eqn.params.get("out_sharding") is not None:
+        return False
+    rank = left.aval.ndim
+    if rank != matrix.aval.ndim or rank > 3:
+        return False
+    lead = tuple(range(rank - 2))
+    over_last = tuple(of_left) == (len(lead) + 1,) and len(of_matrix) == 1
+    return over_last and tuple(batch[0]) == tuple(batch[1]) == lead
 
 
 def _products(
@@ -329,15 +342,14 @@ def _products(
 
 
 def _joined(
-    eqn: Eqn, producers: Mapping[Var, Any], results: Sequence[Var]
+    eqn: Eqn, producers: Mapping[Var, Eqn], results: Sequence[Var]
 ) -> tuple[Var, ...] | None:
     """Returns the results of a stage that are concatenated along the contracted axis of a matrix product, or None."""
-    join = producers.get(eqn.invars[0])
-    if (
-        join is None
-        or join.primitive.name != "concatenate"
-        or join.params["dimension"] != eqn.invars[0].aval.ndim - 1
-    ):
+    left = eqn.invars[0]
+    join = producers.get(left)
+    if join is None or join.primitive.name != "concatenate":
+        return None
+    if join.params["dimension"] != left.aval.ndim - 1:
         return None
     parts: tuple[Atom, ...] = tuple(join.invars)
     if len(parts) < 2 or len(set(map(_type, parts))) > 1 or any(map(jaxprs.is_literal, parts)):

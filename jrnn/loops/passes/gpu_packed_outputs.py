@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.loops.ir import Loop, Results, RunLoop
@@ -30,10 +31,10 @@ class PackedStacks:
     def adapt(
         self,
         run: RunLoop,
-        consts: Sequence[Any],
-        init: Sequence[Any],
-        xs: Sequence[Any],
-        length: Any,
+        consts: Sequence[Array],
+        init: Sequence[Array],
+        xs: Sequence[Array],
+        length: int | Array,
     ) -> Results:
         last, packed = run(consts, init, xs, length)
         ys: list[Any] = [None] * self.stacks
@@ -59,10 +60,10 @@ def pack_stacks(loop: Loop, max_bytes: int) -> tuple[Loop, PackedStacks | None]:
     """
     groups: dict[Any, list[int]] = {}
     for at, atom in enumerate(loop.ys):
-        alone = jaxprs.is_literal(atom) or not atom.aval.ndim
-        groups.setdefault(
-            ("alone", at) if alone else (atom.aval.dtype, atom.aval.shape[:-1]), []
-        ).append(at)
+        key: Any = ("alone", at)
+        if not jaxprs.is_literal(atom) and atom.aval.ndim:
+            key = (atom.aval.dtype, atom.aval.shape[:-1])
+        groups.setdefault(key, []).append(at)
     packs: list[list[int]] = []
     for group in groups.values():
         fits = sum(jaxprs.nbytes(loop.ys[at]) for at in group) <= max_bytes
@@ -70,21 +71,18 @@ def pack_stacks(loop: Loop, max_bytes: int) -> tuple[Loop, PackedStacks | None]:
     if len(packs) == len(loop.ys):
         return loop, None
 
-    def step(*args: Any) -> list[Any]:
+    def step(*args: Array) -> list[Array]:
         env = jaxprs.evaluate(loop.eqns, dict(zip(loop.inputs, args)))
-        values = [jaxprs.value(env, a) for a in loop.outputs]
-        carry = values[: len(loop.carry)]
-        ys = values[len(loop.carry) :]
-        return [
-            *carry,
-            *(
-                jnp.concatenate([ys[at] for at in pack], -1) if pack[1:] else ys[pack[0]]
-                for pack in packs
-            ),
-        ]
+        values = [jaxprs.value(env, a) for a in loop.carry_out]
+        ys = [jaxprs.value(env, a) for a in loop.ys]
+        for pack in packs:
+            arrays = [ys[at] for at in pack]
+            values.append(jnp.concatenate(arrays, -1) if len(pack) > 1 else arrays[0])
+        return values
 
     packed = loop.traced(step, [v.aval for v in loop.inputs], len(loop.carry))
-    widths = tuple(
-        tuple((at, loop.ys[at].aval.shape[-1] if pack[1:] else 0) for at in pack) for pack in packs
-    )
-    return packed, PackedStacks(widths, len(loop.ys))
+    widths = []
+    for pack in packs:
+        is_joined = len(pack) > 1
+        widths.append(tuple((at, loop.ys[at].aval.shape[-1] if is_joined else 0) for at in pack))
+    return packed, PackedStacks(tuple(widths), len(loop.ys))

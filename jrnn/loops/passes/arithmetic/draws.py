@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from jrnn.jaxprs import Eqn
 from jrnn.jaxprs.jax_internals import THREEFRY
@@ -23,7 +23,12 @@ _PARITY = 0x1BD11BDA
 
 
 def threefry2x32(eqn: Eqn, first: Any, second: Any, x: Any, y: Any) -> Values:
-    keys = first, second, lax.bitwise_xor(lax.bitwise_xor(first, second), np.uint32(_PARITY))
+    """Threefry of two words with 20 rounds.
+
+    J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+    """
+    parity = lax.bitwise_xor(lax.bitwise_xor(first, second), np.uint32(_PARITY))
+    keys = (first, second, parity)
     x = lax.add(x, first)
     y = lax.add(y, second)
     for i in range(5):
@@ -46,20 +51,24 @@ def iota_2x32_shape(eqn: Eqn) -> Values:
 
 
 def random_bits(eqn: Eqn, keys: Any) -> Values:
-    params = eqn.params
-    return _of_each(
-        keys, lambda key: THREEFRY.random_bits(key, params["bit_width"], params["shape"])
-    )
+    def bits(key: Array) -> Array:
+        return THREEFRY.random_bits(key, eqn.params["bit_width"], eqn.params["shape"])
+
+    return _of_each(keys, bits)
 
 
 def random_split(eqn: Eqn, keys: Any) -> Values:
-    words = _of_each(keys, lambda key: THREEFRY.split(key, eqn.params["shape"]))
+    def split(key: Array) -> Array:
+        return THREEFRY.split(key, eqn.params["shape"])
+
+    words = _of_each(keys, split)
     return words and [jax.random.wrap_key_data(words[0], impl=THREEFRY.name)]
 
 
 def random_fold_in(eqn: Eqn, keys: Any, data: Any) -> Values:
     shape = eqn.outvars[0].aval.shape  # a key and many data, many keys and one, or as many
-    words = _of_each(jnp.broadcast_to(keys, shape), THREEFRY.fold_in, jnp.broadcast_to(data, shape))
+    keys = jnp.broadcast_to(keys, shape)
+    words = _of_each(keys, THREEFRY.fold_in, jnp.broadcast_to(data, shape))
     return words and [jax.random.wrap_key_data(words[0], impl=THREEFRY.name)]
 
 
@@ -80,10 +89,8 @@ def _materialized(fn: Callable[..., Any], words: Any, *args: Any) -> Any:
     return lax.optimization_barrier(fn(words, *args))
 
 
-ROUNDS = {
-    "iota_2x32_shape": iota_2x32_shape,
-    "threefry2x32": threefry2x32,
-}  # of which the other rules are made
+# The rules of which the other rules are made.
+ROUNDS = {"iota_2x32_shape": iota_2x32_shape, "threefry2x32": threefry2x32}
 RULES = {
     "random_bits": random_bits,
     "random_fold_in": random_fold_in,

@@ -26,7 +26,7 @@ from jrnn.loops.passes.arithmetic.operands import (
     with_part,
 )
 
-_SELECTED = 3  # rows that LU exchanges by selects; with more, a loop is faster
+_MAX_SELECTED_ROWS = 3  # LU exchanges these rows by selects; with more, a loop is faster
 
 
 def cholesky(eqn: Eqn, a: Operand) -> Values:
@@ -41,9 +41,8 @@ def cholesky(eqn: Eqn, a: Operand) -> Values:
         factor, failed = state  # the columns so far are rows here
         rest = row(across, j) - (factor * column(factor, j).conj()).reduced(-2)
         pivot = column(rest, j).real
-        root = pivot.sqrt().astype(
-            a.dtype
-        )  # on the diagonal LAPACK has no imaginary part, and infinity, not NaN
+        # On the diagonal LAPACK has no imaginary part, and infinity, not NaN.
+        root = pivot.sqrt().astype(a.dtype)
         new = where(columns > j, rest / root, where(columns == j, root, 0))
         return with_part(factor, new, j), failed | (pivot <= 0)  # LAPACK allows NaN
 
@@ -55,7 +54,8 @@ def cholesky(eqn: Eqn, a: Operand) -> Values:
 
 def lu(eqn: Eqn, a: Operand) -> Values:
     """The LU factorization with the pivots that LAPACK chooses: the first of the largest elements of a column."""
-    a, pivots = (_few_rows if a.shape[-2] <= _SELECTED else _eliminated)(a)
+    factorize = _few_rows if a.shape[-2] <= _MAX_SELECTED_ROWS else _eliminated
+    a, pivots = factorize(a)
     return [a, pivots.reshape(*pivots.shape[:-1]), _order(pivots, a.shape[-2])]
 
 
@@ -77,11 +77,12 @@ def _few_rows(a: Operand) -> tuple[Operand, Operand]:
             largest = where(length > largest, length, largest)
         first = rows[k]
         for i in below:
-            rows[k], rows[i] = where(at == i, rows[i], rows[k]), where(at == i, first, rows[i])
+            other = rows[i]
+            rows[k] = where(at == i, other, rows[k])
+            rows[i] = where(at == i, first, other)
         pivot = block(rows[k], every, here)
         for i in below:
-            factor = block(rows[i], every, here)
-            factor = _divided(factor, pivot)
+            factor = _divided(block(rows[i], every, here), pivot)
             reduced = where(columns == k, factor, rows[i])
             rows[i] = where(columns > k, rows[i] - factor * rows[k], reduced)
         pivots.append(at)
@@ -106,7 +107,8 @@ def _eliminated(a: Operand) -> tuple[Operand, Operand]:
         a = where(is_pivot, row(a, k), a)
         factors = _divided(column(a, k), column(chosen, k))
         reduced = where(columns > k, a - factors * chosen, where(columns == k, factors, a))
-        return where(rows > k, reduced, where(rows == k, chosen, a)), with_part(pivots, at, k)
+        a = where(rows > k, reduced, where(rows == k, chosen, a))
+        return a, with_part(pivots, at, k)
 
     none = Operand(lax.full((*a.shape[:-2], size, 1), 0, np.int32))
     return repeated(size, eliminate, (a, none))
@@ -118,10 +120,12 @@ def _divided(factors: Operand, pivot: Operand) -> Operand:
 
 
 def _length(v: Operand) -> Operand:
+    """The size by which LAPACK compares pivots."""
     return abs(v.real) + abs(v.imag) if v.is_complex else abs(v)
 
 
 def lu_pivots_to_permutation(eqn: Eqn, pivots: Operand) -> Values:
+    """The order of rows after the exchanges of an LU factorization."""
     return [_order(pivots.reshape(*pivots.shape, 1), eqn.params["permutation_size"])]
 
 
@@ -131,9 +135,8 @@ def _order(pivots: Operand, size: int) -> Operand:
     for k, at in enumerate(unstacked(pivots, -2)):
         mine = block(order, slice(k, k + 1), slice(None))
         is_pivot = rows == at
-        order = where(
-            rows == k, where(is_pivot, order, 0).reduced(-2), where(is_pivot, mine, order)
-        )
+        chosen = where(is_pivot, order, 0).reduced(-2)
+        order = where(rows == k, chosen, where(is_pivot, mine, order))
     return order.reshape(*order.shape[:-1])
 
 
@@ -171,27 +174,21 @@ def qr(eqn: Eqn, a: Operand) -> Values:
         k = size - 1 - i
         v = column(vectors, k)
         reflected = q - v * (row(factors, k) * (v.conj() * q).reduced(-2))
-        return where(
-            (rows >= k) & (indices(q.shape, -1) >= k), reflected, q
-        )  # the other columns are zero in these rows
+        # The other columns are zero in these rows.
+        return where((rows >= k) & (indices(q.shape, -1) >= k), reflected, q)
 
     across = m if eqn.params["full_matrices"] else size
-    none, q = (
-        Operand(lax.full((*a.shape[:-2], *shape), 0, a.dtype)) for shape in ((size, 1), (m, across))
-    )
-    a, vectors, factors = repeated(
-        size, reduce, (a, block(a, slice(None), slice(size)).full(0), none)
-    )
+    no_factors = Operand(lax.full((*a.shape[:-2], size, 1), 0, a.dtype))
+    q = Operand(lax.full((*a.shape[:-2], m, across), 0, a.dtype))
+    no_vectors = block(a, slice(None), slice(size)).full(0)
+    a, vectors, factors = repeated(size, reduce, (a, no_vectors, no_factors))
     q = repeated(size, reflect, where(indices(q.shape, -2) == indices(q.shape, -1), 1, q))
     return [q, block(where(rows <= columns, a, 0), slice(across), slice(None))]
 
 
 RULES = {
-    name: on_operands(rule)
-    for name, rule in {
-        "cholesky": cholesky,
-        "lu": lu,
-        "lu_pivots_to_permutation": lu_pivots_to_permutation,
-        "qr": qr,
-    }.items()
+    "cholesky": on_operands(cholesky),
+    "lu": on_operands(lu),
+    "lu_pivots_to_permutation": on_operands(lu_pivots_to_permutation),
+    "qr": on_operands(qr),
 }

@@ -85,14 +85,22 @@ class Operand:
         return Operand(lax.full(self.shape, value, self.dtype))
 
 
-def _operator(fn: Callable[[Any, Any], Any]) -> Callable[[Operand, Any], Operand]:
-    return lambda self, other: Operand(fn(self.array, array_of(other, self.dtype)))
+def _operator(
+    fn: Callable[[Any, Any], Any], swap: bool = False
+) -> Callable[[Operand, Any], Operand]:
+    """Returns the method that binds a primitive to an operand and another one, or a number, which `swap` puts first."""
+
+    def method(self: Operand, other: Any) -> Operand:
+        other = array_of(other, self.dtype)
+        return Operand(fn(other, self.array) if swap else fn(self.array, other))
+
+    return method
 
 
 for name, fn in {**_ARITHMETIC, **_LOGIC, **_COMPARISONS}.items():
     setattr(Operand, f"__{name}__", _operator(fn))
-for name, fn in _ARITHMETIC.items():  # a number comes first
-    setattr(Operand, f"__r{name}__", _operator(lambda a, b, fn=fn: fn(b, a)))
+for name, fn in _ARITHMETIC.items():
+    setattr(Operand, f"__r{name}__", _operator(fn, swap=True))
 
 
 def array_of(value: Any, dtype: Any = None) -> Any:
@@ -113,17 +121,19 @@ def on_operands(rule: Callable[..., Values]) -> Callable[..., Values]:
 
     def of_arrays(eqn: Eqn, *arrays: Any) -> Values:
         values = rule(eqn, *map(Operand, arrays))
-        return None if values is None else [None if v is None else v.array for v in values]
+        if values is None:
+            return None
+        return [None if v is None else v.array for v in values]
 
     return of_arrays
 
 
 def block(a: Operand, rows: slice, columns: slice) -> Operand:
     """Returns a part of each matrix, without removing an axis."""
-    (top, bottom, _), (left, right, _) = rows.indices(a.shape[-2]), columns.indices(a.shape[-1])
-    return Operand(
-        lax.slice(a.array, (*[0] * (a.ndim - 2), top, left), (*a.shape[:-2], bottom, right))
-    )
+    top, bottom, _ = rows.indices(a.shape[-2])
+    left, right, _ = columns.indices(a.shape[-1])
+    starts = (*[0] * (a.ndim - 2), top, left)
+    return Operand(lax.slice(a.array, starts, (*a.shape[:-2], bottom, right)))
 
 
 def unstacked(a: Operand, axis: int) -> list[Operand]:
@@ -132,7 +142,7 @@ def unstacked(a: Operand, axis: int) -> list[Operand]:
 
 
 def split(a: Operand, sizes: Sequence[int], axis: int) -> list[Operand]:
-    """Returns parts of so many rows (axis -2) or columns (axis -1)."""
+    """Returns parts of some sizes, in rows (axis -2) or columns (axis -1)."""
     return [*map(Operand, lax.split(a.array, sizes, axis=a.ndim + axis))]
 
 
@@ -151,20 +161,17 @@ def indices(shape: Sequence[int], axis: int) -> Operand:
 
 def row(a: Operand, k: Any) -> Operand:
     """Returns a row of each matrix, whose number is in range."""
-    return Operand(
-        lax.dynamic_slice(
-            a.array, _place(a, k, -2), (*a.shape[:-2], 1, a.shape[-1]), allow_negative_indices=False
-        )
-    )
+    return _part(a, k, -2, (*a.shape[:-2], 1, a.shape[-1]))
 
 
 def column(a: Operand, k: Any) -> Operand:
     """Returns a column of each matrix, whose number is in range."""
-    return Operand(
-        lax.dynamic_slice(
-            a.array, _place(a, k, -1), (*a.shape[:-1], 1), allow_negative_indices=False
-        )
-    )
+    return _part(a, k, -1, (*a.shape[:-1], 1))
+
+
+def _part(a: Operand, k: Any, axis: int, shape: Sequence[int]) -> Operand:
+    at = _place(a, k, axis)
+    return Operand(lax.dynamic_slice(a.array, at, shape, allow_negative_indices=False))
 
 
 def with_part(a: Operand, part: Operand, k: Any, axis: int = -2) -> Operand:
@@ -182,26 +189,25 @@ def _place(a: Operand, k: Any, axis: int) -> list[Any]:
 def where(which: Operand, a: Any, b: Any) -> Operand:
     """Returns `jnp.where(which, a, b)`, of an operand and an operand or number."""
     dtype = (a if isinstance(a, Operand) else b).dtype
-    arrays = which.array, array_of(b, dtype), array_of(a, dtype)
+    arrays = (which.array, array_of(b, dtype), array_of(a, dtype))
     shape = np.broadcast_shapes(*(v.shape for v in arrays))
     return Operand(lax.select_n(*(broadcast(v, shape) for v in arrays)))
 
 
 def broadcast(array: Any, shape: Sequence[int]) -> Any:
     """Returns `jnp.broadcast_to(array, shape)`."""
+    if array.shape == shape:
+        return array
     n = len(shape)
-    return (
-        array
-        if array.shape == shape
-        else lax.broadcast_in_dim(array, shape, (*range(n - array.ndim, n),))
-    )
+    return lax.broadcast_in_dim(array, shape, (*range(n - array.ndim, n),))
 
 
 def repeated(times: int, body: Callable[[Operand, Any], Any], start: Any) -> Any:
-    """Returns what a loop makes of `start`: `body` gets the number of a trip and the state."""
+    """Returns what a loop makes of `start`: `body` gets the number of an iteration and the state."""
 
-    def trip(state: tuple[Operand, Any], _: None) -> tuple[tuple[Operand, Any], None]:
+    def iteration(state: tuple[Operand, Any], _: None) -> tuple[tuple[Operand, Any], None]:
         k, value = state
         return (k + 1, body(k, value)), None
 
-    return lax.scan(trip, (Operand(np.int32(0)), start), None, times)[0][1]
+    (_, last), _ = lax.scan(iteration, (Operand(np.int32(0)), start), None, times)
+    return last

@@ -18,28 +18,28 @@ from jrnn.loops.passes.arithmetic.operands import Operand, Values, indices, wher
 
 
 def sort(eqn: Eqn, *operands: Any) -> Values:
+    """A sort of several arrays by the first ones."""
     axis = eqn.params["dimension"]
     keys = eqn.params["num_keys"]
     last = [_with_axis(v, axis, -1) for v in operands]
-    order = _order(
-        [
-            p
-            for v in map(Operand, last[:keys])
-            for p in ((v.real, v.imag) if v.is_complex else (v,))
-        ],
-        False,
-    )
-    return [
-        _with_axis(jnp.take_along_axis(v, order, -1, mode="promise_in_bounds"), -1, axis)
-        for v in last
-    ]
+    parts: list[Operand] = []
+    for v in map(Operand, last[:keys]):
+        parts += [v.real, v.imag] if v.is_complex else [v]
+    order = _order(parts, descending=False)
+    results = []
+    for v in last:
+        taken = jnp.take_along_axis(v, order, -1, mode="promise_in_bounds")
+        results.append(_with_axis(taken, -1, axis))
+    return results
 
 
 def top_k(eqn: Eqn, operand: Any) -> Values:
+    """The first values of a descending sort, and where they are."""
     axis = eqn.params.get("axis", operand.ndim - 1)
     k = eqn.params["k"]
     last = _with_axis(operand, axis, -1)
-    order = lax.slice_in_dim(_order([Operand(_ordinal(last))], True), 0, k, axis=-1)
+    order = _order([Operand(_ordinal(last))], descending=True)
+    order = lax.slice_in_dim(order, 0, k, axis=-1)
     values = jnp.take_along_axis(last, order, -1, mode="promise_in_bounds")
     return [_with_axis(v, -1, axis) for v in (values, order)]
 
@@ -57,10 +57,9 @@ def _ordinal(v: Any) -> Any:
         return v
     size = 8 * v.dtype.itemsize
     bits = lax.bitcast_convert_type(v, f"int{size}")
-    of_sign = lax.shift_right_arithmetic(bits, lax.full_like(bits, size - 1))
-    return lax.bitwise_xor(
-        bits, lax.bitwise_and(of_sign, np.asarray(jnp.iinfo(bits.dtype).max, bits.dtype))
-    )
+    sign = lax.shift_right_arithmetic(bits, lax.full_like(bits, size - 1))
+    largest = np.asarray(jnp.iinfo(bits.dtype).max, bits.dtype)
+    return lax.bitwise_xor(bits, lax.bitwise_and(sign, largest))
 
 
 def _order(keys: Sequence[Operand], descending: bool) -> Any:
@@ -72,7 +71,8 @@ def _order(keys: Sequence[Operand], descending: bool) -> Any:
     for key in reversed(keys):
         a = key.reshape(*key.shape, 1)
         b = key.reshape(*key.shape[:-1], 1, key.shape[-1])
-        less, same = (a < b, a == b) if descending else (b < a, a == b)
+        less = a < b if descending else b < a
+        same = a == b
         if jnp.issubdtype(key.dtype, jnp.inexact):
             nan_a = a != a
             nan_b = b != b
@@ -80,9 +80,8 @@ def _order(keys: Sequence[Operand], descending: bool) -> Any:
             less |= (nan_b & ~nan_a) if descending else (nan_a & ~nan_b)
         first = less | (same & first)
     axis = len(shape) - 1
-    rank = Operand(
-        lax.expand_dims(lax.reduce_sum(first.astype(np.int32).array, (axis,)), (axis - 1,))
-    )
+    preceding = lax.reduce_sum(first.astype(np.int32).array, (axis,))
+    rank = Operand(lax.expand_dims(preceding, (axis - 1,)))
     return lax.reduce_sum(where(rank == mine, other, 0).array, (axis,))
 
 

@@ -27,7 +27,7 @@ from jrnn.loops.passes.arithmetic.operands import (
     where,
 )
 
-_MOST_FUSED = 64  # multiplications of a product that is a sum of fused terms
+_MAX_FUSED_MULTIPLICATIONS = 64  # of a product that is a sum of fused terms
 
 
 # Products ---------------------------------------------------------------------------------------------------------------
@@ -35,23 +35,22 @@ _MOST_FUSED = 64  # multiplications of a product that is a sum of fused terms
 
 def dot_general(eqn: Eqn, a: Operand, b: Operand) -> Values:
     """A product: a sum of products of elements, in the order of the contracted axes."""
-    (out,), precision = eqn.outvars, eqn.params["precision"]
+    out = eqn.outvars[0].aval
+    precision = eqn.params["precision"]
     if a.dtype == bool or isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
         return None
     (over_a, over_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
-    dtype = _accumulator_dtype(jaxprs.promoted_type(out.aval.dtype, a.dtype, b.dtype))
-    axes = (a, (*over_a, *batch_a)), (b, (*over_b, *batch_b))
-    free_a, free_b = ([d for d in range(v.ndim) if d not in used] for v, used in axes)
+    dtype = _accumulator_dtype(jaxprs.promoted_type(out.dtype, a.dtype, b.dtype))
+    free_a = [d for d in range(a.ndim) if d not in over_a and d not in batch_a]
+    free_b = [d for d in range(b.ndim) if d not in over_b and d not in batch_b]
+    batch = [a.shape[d] for d in batch_a]
     depth = math.prod(a.shape[d] for d in over_a)
-    batch, rows, columns = (
-        [v.shape[d] for d in axes] for v, axes in ((a, batch_a), (a, free_a), (b, free_b))
-    )
+    rows = math.prod(a.shape[d] for d in free_a)
+    columns = math.prod(b.shape[d] for d in free_b)
     a = Operand(lax.transpose(a.array, (*batch_a, *free_a, *over_a))).astype(dtype)
     b = Operand(lax.transpose(b.array, (*batch_b, *over_b, *free_b))).astype(dtype)
-    result = product(
-        a.reshape(*batch, math.prod(rows), depth), b.reshape(*batch, depth, math.prod(columns))
-    )
-    return [result.reshape(*out.aval.shape).astype(out.aval.dtype)]
+    result = product(a.reshape(*batch, rows, depth), b.reshape(*batch, depth, columns))
+    return [result.reshape(*out.shape).astype(out.dtype)]
 
 
 def product(a: Operand, b: Operand) -> Operand:
@@ -64,8 +63,9 @@ def product(a: Operand, b: Operand) -> Operand:
     shape = (*a.shape[:-1], b.shape[-1])
     if depth == 0:
         return Operand(lax.full(shape, 0, a.dtype))
-    if depth * math.prod(shape) <= _MOST_FUSED:
-        return functools.reduce(operator.add, map(operator.mul, unstacked(a, -1), unstacked(b, -2)))
+    if depth * math.prod(shape) <= _MAX_FUSED_MULTIPLICATIONS:
+        terms = map(operator.mul, unstacked(a, -1), unstacked(b, -2))
+        return functools.reduce(operator.add, terms)
     whole = (*a.shape, b.shape[-1])
     n = b.ndim
     left = lax.broadcast_in_dim(a.array, whole, tuple(range(n)))
@@ -84,7 +84,7 @@ def _accumulator_dtype(dtype: Any) -> Any:
 def triangular_solve(eqn: Eqn, a: Operand, b: Operand) -> Values:
     """A solve by substitution: a row of the solution at a time, which is subtracted from all rows that remain."""
     params = eqn.params
-    lower = eqn.params["lower"]
+    lower = params["lower"]
     if params["transpose_a"] == params["left_side"]:  # x a = b is a^T x^T = b^T
         a = transposed(a)
         lower = not lower
@@ -96,6 +96,7 @@ def triangular_solve(eqn: Eqn, a: Operand, b: Operand) -> Values:
 
 
 def substitute(a: Operand, b: Operand, lower: bool, unit: bool) -> Operand:
+    """Solves `a x = b` with a triangular matrix; `unit` if its diagonal counts as ones."""
     n = a.shape[-1]
     columns = unstacked(a, -1)
     rows = []
@@ -103,9 +104,10 @@ def substitute(a: Operand, b: Operand, lower: bool, unit: bool) -> Operand:
     for k in range(n) if lower else reversed(range(n)):
         above, pivot, below = split(columns[k], (k, 1, n - k - 1), -2)
         remaining = rest.shape[-2] - 1
-        row, rest = (
-            split(rest, (1, remaining), -2) if lower else split(rest, (remaining, 1), -2)[::-1]
-        )
+        if lower:
+            row, rest = split(rest, (1, remaining), -2)
+        else:
+            rest, row = split(rest, (remaining, 1), -2)
         row = row if unit else _divided(row, pivot)
         rows.append(row)
         rest = rest - (below if lower else above) * row
@@ -115,7 +117,9 @@ def substitute(a: Operand, b: Operand, lower: bool, unit: bool) -> Operand:
 def _divided(a: Operand, b: Operand) -> Operand:
     """Returns a / b, but NaN where LAPACK divides a complex number by zero: XLA has infinity there."""
     quotient = a / b
-    return where(b == 0, complex(math.nan, math.nan), quotient) if b.is_complex else quotient
+    if b.is_complex:
+        return where(b == 0, complex(math.nan, math.nan), quotient)
+    return quotient
 
 
 RULES = {"dot_general": on_operands(dot_general), "triangular_solve": on_operands(triangular_solve)}

@@ -1,16 +1,21 @@
 """The pass: small products, factorizations, sorts and scatters of a step as arithmetic.
 
-A rule is traced once for each primitive, its parameters and its types. The pass puts the equations that it gave in the place
-of an equation, and traces nothing again, since lowering takes as long as what it traces.
+XLA:CPU calls a library for each of them, and a call takes longer than a small matrix needs. Arithmetic becomes a part of the
+kernel of the loop.
+
+A rule is traced once for each primitive, its parameters and its types. The pass replaces an equation by the equations of its
+rule, and traces nothing again, since lowering takes as long as what it traces.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import (
@@ -50,14 +55,18 @@ def as_arithmetic(loop: Loop, fits: Fits) -> Loop:
     names: Names = {}
     eqns = [*_rewritten(loop.eqns, loop.outputs, names, fits)]
     changed = loop.with_eqns(eqns, [named(names, a) for a in loop.outputs])
-    same = [e.primitive for e in equations(changed.eqns)] == [
-        e.primitive for e in equations(loop.eqns)
-    ]
-    return loop if same else changed  # perhaps no rule applied
+    if _primitives(changed) == _primitives(loop):  # no rule applied
+        return loop
+    return changed
+
+
+def _primitives(loop: Loop) -> list[Any]:
+    """The primitives of a loop, in its branches and inner loops too."""
+    return [e.primitive for e in equations(loop.eqns)]
 
 
 def equations(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
-    """Yields equations and those that they run."""
+    """Yields equations and the equations that they run."""
     return jaxprs.nested_equations(eqns, jaxprs.run_jaxprs)
 
 
@@ -79,8 +88,10 @@ def _applies(eqn: Eqn, fits: Fits) -> bool:
 def _rewritten(
     eqns: Sequence[Eqn], outs: Sequence[Atom], names: Names, fits: Fits
 ) -> Iterator[Eqn]:
-    """Yields the equations in the place of others, and adds to `names` what stands for their results."""
-    read = {*jaxprs.variables(outs), *(v for eqn in eqns for v in jaxprs.inputs(eqn))}
+    """Yields the equations that replace others, and adds to `names` what stands for their results."""
+    read = set(jaxprs.variables(outs))
+    for eqn in eqns:
+        read.update(jaxprs.inputs(eqn))
     for eqn in eqns:
         operands = [named(names, a) for a in eqn.invars]
         name = eqn.primitive.name
@@ -94,20 +105,27 @@ def _rewritten(
             solver = _with_rules(inlined(eqn.params["jaxprs"].solve, LOWERED_CALLS), fits)
             yield from placed(solver, solver_operands, eqn, names)
         elif name in _INNER and any(_applies(e, fits) for e in equations([eqn]) if e is not eqn):
-            inner = {
-                key: jax.tree.map(lambda c: rewritten(c, fits), eqn.params[key])
-                for key in _INNER[name]
-            }
-            yield eqn.replace(invars=operands, params={**eqn.params, **inner})
+            rewrite = functools.partial(rewritten, fits=fits)
+            params = dict(eqn.params)
+            for key in _INNER[name]:
+                params[key] = jax.tree.map(rewrite, params[key])
+            yield eqn.replace(invars=operands, params=params)
         else:
             yield with_operands(eqn, operands)
 
 
 @dataclass(frozen=True)
 class _Traced:
-    """An equation with a rule; equal for all that the rule does the same for."""
+    """An equation with a rule: equal to others for which the rule does the same.
+
+    Attributes:
+        key: the types, the primitive, its parameters and the context.
+        is_read: whether each result is read.
+        eqn: the equation.
+    """
 
     key: Any
+    is_read: tuple[bool, ...]
     eqn: Eqn = field(compare=False)
 
 
@@ -116,31 +134,43 @@ def _rule_of(eqn: Eqn, read: Collection[Var]) -> Program | None:
     is_read = tuple(v in read for v in eqn.outvars)
     avals = tuple(a.aval for a in (*eqn.invars, *eqn.outvars))
     key = (
-        is_read,
         avals,
         eqn.primitive,
         tuple(sorted(eqn.params.items())),
         context_of(eqn),
         jax.config.jax_enable_x64,
     )
+    call = _Traced(key, is_read, eqn)
     try:
-        return _traced(_Traced(key, eqn))
+        return _traced(call)
     except TypeError:  # a parameter without a hash
-        return _traced.__wrapped__(_Traced(key, eqn))
+        return _traced.__wrapped__(call)
 
 
 @cached(1024)
 def _traced(call: _Traced) -> Program | None:
-    eqn, (is_read, *_), applies = call.eqn, call.key, True
+    eqn = call.eqn
+    applies = True
 
-    def run(*operands: Any) -> Sequence[Any]:
+    def run(*operands: Array) -> list[Array]:
         nonlocal applies
         values = RULES[eqn.primitive.name](eqn, *operands)
-        applies = values is not None and not any(v is None and w for v, w in zip(values, is_read))
-        return [operands[0] if v is None else v for v in values] if applies else []
+        if values is None:
+            applies = False
+            return []
+        results = []
+        for value, is_read in zip(values, call.is_read):
+            applies = applies and not (value is None and is_read)
+            results.append(operands[0] if value is None else value)
+        return results if applies else []
 
     with in_context(eqn), tag.untagged():
         program = jaxprs.trace(run, [a.aval for a in eqn.invars], LOWERED_CALLS)
     if not applies or program.constvars:  # such as the counters of JAX's older way to draw
         return None
-    return _with_rules(program, lambda e: e.primitive.name in draws.ROUNDS)
+    return _with_rules(program, _is_round)
+
+
+def _is_round(eqn: Eqn) -> bool:
+    """Whether an equation is a part of which rules for draws are made."""
+    return eqn.primitive.name in draws.ROUNDS

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Env, Eqn, Var, axes, primitives
@@ -21,7 +22,7 @@ from jrnn.jaxprs.programs import is_explicit
 from jrnn.loops.ir import Loop
 from jrnn.loops.passes.gates import AxisSlice, axis_slices
 
-_STEPS = 16  # the fewest steps that are worth a copy of the matrices, which each step reads
+_MIN_STEPS = 16  # fewer steps are not worth a copy of the matrices, which each step reads
 
 
 class _Product(NamedTuple):
@@ -66,18 +67,23 @@ def join_products(loop: Loop) -> Loop:
 
 
 def _with_joined_products(loop: Loop) -> Loop:
+    """Computes each group of products as one product, where its first equation is."""
     groups = [group for group in _groups(loop) if len(group) > 1]
     if not groups:
         return loop
-    group_of = {id(p.eqn): group for group in groups for p in group}
-    results: dict[int, Any] = {}
+    group_of: dict[int, list[_Product]] = {}
+    for group in groups:
+        group_of.update((id(product.eqn), group) for product in group)
+    results: dict[int, Array] = {}
 
     def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
-        if id(eqn) in group_of and id(eqn) not in results:
-            results.update(
-                zip([id(p.eqn) for p in group_of[id(eqn)]], _joined(group_of[id(eqn)], env))
-            )
-        return [results[id(eqn)]] if id(eqn) in results else None
+        group = group_of.get(id(eqn))
+        if group is None:
+            return None
+        if id(eqn) not in results:
+            for product, result in zip(group, _joined(group, env)):
+                results[id(product.eqn)] = result
+        return [results[id(eqn)]]
 
     return _constants_first(loop).rewrite(rule)
 
@@ -85,35 +91,40 @@ def _with_joined_products(loop: Loop) -> Loop:
 def _constants_first(loop: Loop) -> Loop:
     """Returns the loop with equations of constants in front of others, so that any of them may read their results."""
     moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-    return replace(
-        loop, eqns=tuple(sorted(loop.eqns, key=lambda eqn: not moving.isdisjoint(eqn.outvars)))
-    )
+
+    def moves(eqn: Eqn) -> bool:
+        return not moving.isdisjoint(eqn.outvars)
+
+    return replace(loop, eqns=tuple(sorted(loop.eqns, key=moves)))
 
 
-def _joined(group: Sequence[_Product], env: Env) -> list[Any]:
+def _joined(group: Sequence[_Product], env: Env) -> list[Array]:
     """Returns the results of products with one operand, from one product."""
     eqn, matrix, free, axis = group[0]
     ends = np.cumsum([p.out.aval.shape[axis] for p in group]).tolist()
     with jaxprs.in_scope(eqn):
         whole = jax.lax.concatenate([env[p.eqn.invars[matrix]] for p in group], free)
-        (result,) = jaxprs.bind(
-            eqn, *jaxprs.replaced([env.get(a) for a in eqn.invars], [matrix], [whole])
-        )
+        operands = [env.get(a) for a in eqn.invars]
+        operands[matrix] = whole
+        (result,) = jaxprs.bind(eqn, *operands)
         return [jax.lax.slice_in_dim(result, lo, hi, axis=axis) for lo, hi in zip([0, *ends], ends)]
 
 
 def _groups(loop: Loop) -> Collection[list[_Product]]:
     """Returns products that may be one, in lists.
 
-    Those of gates are added to products of the same other values. So the cotangents of a joined product are read together.
+    Products of gates are added to products of the same other values. So the cotangents of a joined product are read
+    together.
     """
-    if not jaxprs.is_known(loop.length) or loop.length < _STEPS:
+    if not jaxprs.is_known(loop.length) or loop.length < _MIN_STEPS:
         return ()
     moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-    recurrent = {
-        v for e in jaxprs.needed(loop.eqns, loop.carry_out, set(loop.inputs))[0] for v in e.outvars
-    }
-    products = [p for eqn in loop.eqns if (p := _product(eqn, moving)) is not None]
+    eqns_of_carry, _ = jaxprs.needed(loop.eqns, loop.carry_out, set(loop.inputs))
+    recurrent = set(jaxprs.results(eqns_of_carry))
+    every = (_product(eqn, moving) for eqn in loop.eqns)
+    products = [product for product in every if product is not None]
+
+    # The values whose products are added to each product.
     sums = axes.Classes()
     for eqn in loop.eqns:
         if primitives.is_addition(eqn):
@@ -136,14 +147,14 @@ def _product(eqn: Eqn, moving: Collection[Var]) -> _Product | None:
     moves = [v in moving for v in eqn.invars]
     if moves[0] == moves[1] or any(is_explicit(v.aval) for v in eqn.invars):
         return None
-    matrix, (contracted, batch) = moves.index(False), eqn.params["dimension_numbers"]
+    matrix = moves.index(False)
+    contracted, batch = eqn.params["dimension_numbers"]
     shared = (*contracted[matrix], *batch[matrix])
     free = [a for a in range(eqn.invars[matrix].aval.ndim) if a not in shared]
     if len(free) != 1:
         return None
-    return _Product(
-        eqn, matrix, free[0], len(batch[0]) if matrix == 0 else eqn.outvars[0].aval.ndim - 1
-    )
+    axis = len(batch[0]) if matrix == 0 else eqn.outvars[0].aval.ndim - 1
+    return _Product(eqn, matrix, free[0], axis)
 
 
 # Sums of joined products ----------------------------------------------------------------------------------------------
@@ -227,8 +238,11 @@ class _JoinedSums:
                 self._add(eqn.outvars[0], (eqn.invars[0], eqn.invars[1]))
         changed = list(self._operands)
         while changed:
-            keys = dict.fromkeys(key for v in changed if (key := self._grouped(v)) is not None)
-            changed = [v for key in keys for v in self._join(key)]
+            keys = dict.fromkeys(map(self._grouped, changed))
+            changed = []
+            for key in keys:
+                if key is not None:
+                    changed += self._join(key)
 
     def slice_of(self, v: _Value, eqn: Eqn, env: dict[Any, Any]) -> Any:
         """Returns a sum as the slice of the sum of whole arrays, which `eqn`, one of the sums, computes."""
@@ -243,7 +257,8 @@ class _JoinedSums:
             elif isinstance(v, _Concatenation):
                 env[v] = jax.lax.concatenate([self._value(p, eqn, env) for p in v.parts], v.axis)
             else:
-                env[v] = jaxprs.bind(eqn, *(self._value(a, eqn, env) for a in v.operands))[0]
+                operands = [self._value(a, eqn, env) for a in v.operands]
+                (env[v],) = jaxprs.bind(eqn, *operands)
         return env[v]
 
     def _add(self, v: _Value, operands: tuple[_Value, _Value]) -> None:
@@ -258,15 +273,17 @@ class _JoinedSums:
         before = self._key_of.pop(v, None)
         if before is not None:
             cut = self._groups[before].pop(v).cut
-            self._width[before] -= cut.hi - cut.lo
+            self._width[before] -= cut.size
         first, second = self._operands[v]
         for operand, other in ((first, second), (second, first)):
             cut = self._cuts.get(operand)
-            kind = None if cut is None or cut.of not in self._moving else self._kind(cut, other)
-            if cut is not None and kind is not None:
+            if cut is None or cut.of not in self._moving:
+                continue
+            kind = self._kind(cut, other)
+            if kind is not None:
                 key = self._key_of[v] = (cut.of, cut.axis, kind)
                 self._groups.setdefault(key, {})[v] = _Sum(v, cut, other)
-                self._width[key] += cut.hi - cut.lo
+                self._width[key] += cut.size
                 return key
         return None
 
@@ -277,12 +294,12 @@ class _JoinedSums:
             same = theirs[1:] == cut[1:] and theirs.of.aval == cut.of.aval
             return theirs.of if same else None
         shape = other.aval.shape
-        if other in self._moving or len(shape) <= cut.axis or shape[cut.axis] != cut.hi - cut.lo:
+        if other in self._moving or len(shape) <= cut.axis or shape[cut.axis] != cut.size:
             return None
         return (*jaxprs.replaced(shape, [cut.axis], [0]), other.aval.dtype)
 
     def _join(self, key: Any) -> list[_Value]:
-        """Joins the sums of a group, if they are those of all slices. Returns the sums to look at again."""
+        """Joins the sums of a group, if it has all slices. Returns the sums to look at again."""
         of, axis, _ = key
         if len(self._groups[key]) < 2 or self._width[key] != of.aval.shape[axis]:
             return []
@@ -309,4 +326,6 @@ class _JoinedSums:
 def _covers(group: Sequence[_Sum]) -> bool:
     """Returns True if the slices are all of an array, each once."""
     of, axis, *_ = group[0].cut
-    return [s.cut.lo for s in group] + [of.aval.shape[axis]] == [0, *(s.cut.hi for s in group)]
+    starts = [s.cut.lo for s in group]
+    ends = [s.cut.hi for s in group]
+    return [*starts, of.aval.shape[axis]] == [0, *ends]

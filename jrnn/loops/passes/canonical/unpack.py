@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
@@ -22,7 +23,7 @@ from jrnn.loops.passes.sums import added_to_carries
 
 T = TypeVar("T")
 
-_MOST_PARTS = 8
+_MAX_PARTS = 8  # a carry of more parts stays whole
 _JOINS = {"concatenate": "dimension", "stack": "axis"}
 
 
@@ -41,8 +42,10 @@ class Packing:
 
     @property
     def bounds(self) -> list[tuple[int, int]]:
-        """The start and the end of each part."""
-        return list(pairwise((0, *self.cuts, self.shape[self.axis]))) if self.cuts else []
+        """The start and the end of each part; none for a value that is only reshaped."""
+        if not self.cuts:
+            return []
+        return list(pairwise((0, *self.cuts, self.shape[self.axis])))
 
     @property
     def is_whole(self) -> bool:
@@ -51,55 +54,52 @@ class Packing:
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """The shape of each part."""
-        return [
-            tuple(jaxprs.replaced(self.shape, [self.axis], [hi - lo])) for lo, hi in self.bounds
-        ] or [self.shape]
+        if not self.cuts:
+            return [self.shape]
+        sizes = [hi - lo for lo, hi in self.bounds]
+        return [tuple(jaxprs.replaced(self.shape, [self.axis], [size])) for size in sizes]
 
-    def unpack(self, value: Any) -> list[Any]:
+    def unpack(self, value: Array) -> list[Array]:
         value = jnp.reshape(value, self.shape)
-        return [jax.lax.slice_in_dim(value, lo, hi, axis=self.axis) for lo, hi in self.bounds] or [
-            value
-        ]
+        if not self.cuts:
+            return [value]
+        return [jax.lax.slice_in_dim(value, lo, hi, axis=self.axis) for lo, hi in self.bounds]
 
-    def pack(self, parts: Sequence[Any]) -> Any:
-        return jnp.reshape(
-            jnp.concatenate(parts, self.axis) if len(parts) > 1 else parts[0], self.whole
-        )
+    def pack(self, parts: Sequence[Array]) -> Array:
+        value = jnp.concatenate(parts, self.axis) if len(parts) > 1 else parts[0]
+        return jnp.reshape(value, self.whole)
 
 
 @dataclass(frozen=True)
 class UnpackedCarries:
-    """The carries of the rewritten loop are the parts of those of the original one."""
+    """The carries of the rewritten loop are the parts of the carries of the original one."""
 
     packings: tuple[Packing, ...]
 
     def adapt(
         self,
         run: RunLoop,
-        consts: Sequence[Any],
-        init: Sequence[Any],
-        xs: Sequence[Any],
-        length: Any,
+        consts: Sequence[Array],
+        init: Sequence[Array],
+        xs: Sequence[Array],
+        length: int | Array,
     ) -> Results:
-        parts = [
-            part for packing, value in zip(self.packings, init) for part in packing.unpack(value)
-        ]
+        parts: list[Array] = []
+        for packing, value in zip(self.packings, init):
+            parts += packing.unpack(value)
         last, ys = run(consts, parts, xs, length)
-        leaves = iter(last)
-        whole = [
-            packing.pack([next(leaves) for _ in range(packing.count)]) for packing in self.packings
-        ]
+        rest = iter(last)
+        whole = [packing.pack([*islice(rest, packing.count)]) for packing in self.packings]
         return whole, list(ys)
 
     def map_inputs(
         self, consts: Sequence[T], carry: Sequence[T], xs: Sequence[T]
     ) -> list[Sequence[T]]:
         """Maps one value for each input of the original loop, such as its name, to one for each of the rewritten loop."""
-        return [
-            consts,
-            [value for packing, value in zip(self.packings, carry) for _ in range(packing.count)],
-            xs,
-        ]
+        parts: list[T] = []
+        for packing, value in zip(self.packings, carry):
+            parts += [value] * packing.count
+        return [consts, parts, xs]
 
 
 def unpack_carries(loop: Loop) -> tuple[Loop, UnpackedCarries | None]:
@@ -115,24 +115,22 @@ def unpack_carries(loop: Loop) -> tuple[Loop, UnpackedCarries | None]:
             readers.setdefault(v, []).append(eqn)
     uses = _CarryUses(loop, readers)
     sums = added_to_carries(loop)  # which nothing reads
-    carries = UnpackedCarries(
-        tuple(
-            Packing(v.aval.shape, v.aval.shape) if i in sums else uses.packing(v, out)
-            for i, (v, out) in enumerate(zip(loop.carry, loop.carry_out))
-        )
-    )
-    if all(packing.is_whole for packing in carries.packings):
+    packings: list[Packing] = []
+    for i, (v, out) in enumerate(zip(loop.carry, loop.carry_out)):
+        whole = Packing(v.aval.shape, v.aval.shape)
+        packings.append(whole if i in sums else uses.packing(v, out))
+    if all(packing.is_whole for packing in packings):
         return loop, None
-    step = _UnpackedStep(loop, carries, uses)
-    types = [
-        (v.aval, packing, shape)
-        for v, packing in zip(loop.carry, carries.packings)
-        for shape in packing.shapes
-    ]
-    avals = [
-        aval if packing.is_whole else aval.update(shape=shape) for aval, packing, shape in types
-    ]
+
+    carries = UnpackedCarries(tuple(packings))
+    avals = []
+    for v, packing in zip(loop.carry, packings):
+        if packing.is_whole:
+            avals.append(v.aval)
+        else:
+            avals += [v.aval.update(shape=shape) for shape in packing.shapes]
     input_avals = [*(v.aval for v in loop.consts), *avals, *(v.aval for v in loop.xs)]
+    step = _UnpackedStep(loop, carries, uses)
     return loop.traced(step.run, input_avals, len(avals)), carries
 
 
@@ -170,26 +168,24 @@ class _CarryUses:
         self.outputs = set(jaxprs.variables(loop.outputs))
         self.unpacked: dict[Var, Packing] = {}
         self._divisions: dict[int, Divisions] = {}
-        self._joined_axes = {
-            eqn.params[_JOINS[eqn.primitive.name]]
-            for eqn in loop.eqns
-            if eqn.primitive.name in _JOINS
-        }
+        joins = [eqn for eqn in loop.eqns if eqn.primitive.name in _JOINS]
+        self._joined_axes = {eqn.params[_JOINS[eqn.primitive.name]] for eqn in joins}
 
     def packing(self, v: Var, out: Atom) -> Packing:
         """Returns the packing of a carry, whose new value is `out`."""
         shape = v.aval.shape
         whole = Packing(shape, shape)
-        last = None if jaxprs.is_literal(out) else self.producers.get(out)
-        if not shape or last is None or not all(map(jaxprs.is_known, shape)):
+        if not shape or not jaxprs.is_in(out, self.producers):
             return whole
+        if not all(map(jaxprs.is_known, shape)):
+            return whole
+
+        # Only reshapes read and write it.
+        last = self.producers[out]
         reads = self.readers.get(v, ())
-        if (
-            last.primitive.name == "reshape"
-            and reads
-            and all(e.primitive.name == "reshape" for e in reads)
-        ):
-            shapes = {e.outvars[0].aval.shape for e in reads} | {last.invars[0].aval.shape}
+        if reads and {e.primitive.name for e in (last, *reads)} == {"reshape"}:
+            shapes = {e.outvars[0].aval.shape for e in reads}
+            shapes.add(last.invars[0].aval.shape)
             return Packing(shape, *shapes) if len(shapes) == 1 and v not in self.outputs else whole
         for axis in sorted(self._joined_axes):
             packing = self._packing_along(v, out, axis) if axis < len(shape) else None
@@ -211,7 +207,7 @@ class _CarryUses:
         shape = v.aval.shape
         inner = (division.cuts | cuts) - {0, shape[axis]}
         packing = Packing(shape, shape, axis, tuple(sorted(inner)))
-        if not 1 < packing.count <= _MOST_PARTS:
+        if not 1 < packing.count <= _MAX_PARTS:
             return None
 
         values = self._joined_for(out, packing)
@@ -321,8 +317,8 @@ def _ends_of_joined(eqn: Eqn, axis: int) -> frozenset[int]:
 
 
 def _bounded(cuts: Iterable[int]) -> frozenset[int]:
-    """Returns the first of many cuts: a carry of more than `_MOST_PARTS` parts stays whole."""
-    return frozenset(sorted(cuts)[:_MOST_PARTS])
+    """Returns the first of many cuts: a carry of more than `_MAX_PARTS` parts stays whole."""
+    return frozenset(sorted(cuts)[:_MAX_PARTS])
 
 
 def _slice_bounds(eqn: Eqn, axis: int) -> set[int] | None:
@@ -332,14 +328,14 @@ def _slice_bounds(eqn: Eqn, axis: int) -> set[int] | None:
     if name == "slice" and {*(eqn.params["strides"] or (1,))} == {1}:
         cuts = zip(shape, eqn.params["start_indices"], eqn.params["limit_indices"])
         moved = [a for a, (n, lo, hi) in enumerate(cuts) if (lo, hi) != (0, n)]
-        return (
-            {eqn.params["start_indices"][axis], eqn.params["limit_indices"][axis]}
-            if moved == [axis]
-            else None
-        )
+        if moved != [axis]:
+            return None
+        return {eqn.params["start_indices"][axis], eqn.params["limit_indices"][axis]}
     if name == "split" and eqn.params["axis"] == axis:
         return {int(end) for end in np.cumsum([0, *eqn.params["sizes"]])}
-    return {*range(shape[axis] + 1)} if name == "unstack" and eqn.params["axis"] == axis else None
+    if name == "unstack" and eqn.params["axis"] == axis:
+        return {*range(shape[axis] + 1)}
+    return None
 
 
 class _UnpackedStep:
@@ -349,60 +345,58 @@ class _UnpackedStep:
         self.loop = loop
         self.carries = carries
         self.uses = uses
-        of_carry = {
-            v: packing for v, packing in zip(loop.carry, carries.packings) if not packing.is_whole
-        }
-        self.packing_of = {**of_carry, **uses.unpacked}
+        self.packing_of = {**dict(zip(loop.carry, carries.packings)), **uses.unpacked}
 
-    def run(self, *args: Any) -> list[Any]:
+    def run(self, *args: Array) -> list[Array]:
         values_of_inputs = iter(args)
         loop = self.loop
         env: Env = {v: next(values_of_inputs) for v in loop.consts}
-        parts_of: dict[Var, list[Any]] = {}
+        parts_of: dict[Var, list[Array]] = {}
         for v, packing in zip(loop.carry, self.carries.packings):
-            values = [next(values_of_inputs) for _ in range(packing.count)]
+            values = [*islice(values_of_inputs, packing.count)]
             if packing.is_whole:
                 env[v] = values[0]
             else:
                 parts_of[v] = values
-        env.update((v, next(values_of_inputs)) for v in loop.xs)
+        env.update(zip(loop.xs, values_of_inputs))
         for eqn in loop.eqns:
             with jaxprs.in_scope(eqn):
                 self._evaluate(eqn, env, parts_of)
-        new: list[Any] = []
+        results: list[Array] = []
         for out, packing in zip(loop.carry_out, self.carries.packings):
-            new += (
-                [jnp.asarray(self._whole(out, env, parts_of), out.aval.dtype)]
-                if packing.is_whole
-                else self._parts(out, packing, env, parts_of)
-            )
-        return [*new, *(jnp.asarray(self._whole(y, env, parts_of), y.aval.dtype) for y in loop.ys)]
-
-    def _evaluate(self, eqn: Eqn, env: Env, parts_of: dict[Var, list[Any]]) -> None:
-        out, source = (atoms[0] if atoms else None for atoms in (eqn.outvars, eqn.invars))
-        of_source = self.packing_of[source] if jaxprs.is_in(source, parts_of) else None
-        if out in self.uses.unpacked:
-            packing = self.uses.unpacked[out]
-            if eqn.primitive.name in _JOINS:
-                parts_of[out] = self._of_join(eqn, packing, env, parts_of)
+            if packing.is_whole:
+                results.append(self._whole_array(out, env, parts_of))
             else:
-                each = zip(*(self._parts(a, packing, env, parts_of) for a in eqn.invars))
-                parts_of[out] = [jaxprs.bind(eqn, *operands)[0] for operands in each]
-        elif (
-            of_source is not None
-            and of_source.cuts
-            and _slice_bounds(eqn, of_source.axis) is not None
-        ):
-            self._slice_parts(eqn, of_source, env, parts_of)
-        elif of_source is not None and not of_source.cuts and eqn.primitive.name == "reshape":
+                results += self._parts(out, packing, env, parts_of)
+        return results + [self._whole_array(y, env, parts_of) for y in loop.ys]
+
+    def _evaluate(self, eqn: Eqn, env: Env, parts_of: dict[Var, list[Array]]) -> None:
+        out = eqn.outvars[0] if eqn.outvars else None
+        source = eqn.invars[0] if eqn.invars else None
+        packing = self.packing_of[source] if jaxprs.is_in(source, parts_of) else None
+        if out in self.uses.unpacked:
+            parts_of[out] = self._parts_of_result(eqn, self.uses.unpacked[out], env, parts_of)
+        elif packing is not None and packing.cuts and _slice_bounds(eqn, packing.axis) is not None:
+            self._slice_parts(eqn, packing, env, parts_of)
+        elif packing is not None and not packing.cuts and eqn.primitive.name == "reshape":
             env[out] = parts_of[source][0]
         else:
             operands = [self._whole(a, env, parts_of) for a in eqn.invars]
             env.update(zip(eqn.outvars, jaxprs.bind(eqn, *operands)))
 
+    def _parts_of_result(
+        self, eqn: Eqn, packing: Packing, env: Env, parts_of: dict[Var, list[Array]]
+    ) -> list[Array]:
+        """Evaluates a join, or an elementwise equation part by part."""
+        if eqn.primitive.name in _JOINS:
+            return self._of_join(eqn, packing, env, parts_of)
+        operands = [self._parts(a, packing, env, parts_of) for a in eqn.invars]
+        return [jaxprs.bind(eqn, *of_part)[0] for of_part in zip(*operands)]
+
     def _of_join(
-        self, eqn: Eqn, packing: Packing, env: Env, parts_of: dict[Var, list[Any]]
-    ) -> list[Any]:
+        self, eqn: Eqn, packing: Packing, env: Env, parts_of: dict[Var, list[Array]]
+    ) -> list[Array]:
+        """Returns the parts of joined arrays, each of which has one or several of them."""
         values = [self._whole(a, env, parts_of) for a in eqn.invars]
         if eqn.primitive.name == "stack":
             values = [jax.lax.expand_dims(v, [packing.axis]) for v in values]
@@ -410,39 +404,36 @@ class _UnpackedStep:
         at = 0
         for value in values:
             end = at + value.shape[packing.axis]
-            inside = [(lo - at, hi - at) for lo, hi in packing.bounds if at <= lo and hi <= end]
-            parts += [_sliced(value, lo, hi, packing.axis) for lo, hi in inside]
+            for lo, hi in packing.bounds:
+                if at <= lo and hi <= end:
+                    parts.append(_sliced(value, lo - at, hi - at, packing.axis))
             at = end
         return parts
 
     def _slice_parts(
-        self, eqn: Eqn, packing: Packing, env: Env, parts_of: dict[Var, list[Any]]
+        self, eqn: Eqn, packing: Packing, env: Env, parts_of: dict[Var, list[Array]]
     ) -> None:
         """Evaluates slices of a value whose parts are known."""
         parts = parts_of[eqn.invars[0]]
-        bounds = packing.bounds
+        axis = packing.axis
         if eqn.primitive.name == "slice":
-            ranges = [
-                (
-                    eqn.params["start_indices"][packing.axis],
-                    eqn.params["limit_indices"][packing.axis],
-                )
-            ]
+            ranges = [(eqn.params["start_indices"][axis], eqn.params["limit_indices"][axis])]
         else:
             sizes = eqn.params["sizes"] if eqn.primitive.name == "split" else [1] * len(eqn.outvars)
             ranges = list(pairwise([0, *map(int, np.cumsum(sizes))]))
         for v, (lo, hi) in zip(eqn.outvars, ranges):
-            inside = [
-                part for part, (first, end) in zip(parts, bounds) if lo <= first and end <= hi
-            ]
-            value = jax.lax.concatenate(inside, packing.axis) if len(inside) > 1 else inside[0]
-            env[v] = (
-                jax.lax.squeeze(value, [packing.axis]) if eqn.primitive.name == "unstack" else value
-            )
+            inside = []
+            for part, (first, end) in zip(parts, packing.bounds):
+                if lo <= first and end <= hi:
+                    inside.append(part)
+            value = jax.lax.concatenate(inside, axis) if len(inside) > 1 else inside[0]
+            if eqn.primitive.name == "unstack":
+                value = jax.lax.squeeze(value, [axis])
+            env[v] = value
 
     def _parts(
-        self, atom: Atom, packing: Packing, env: Env, parts_of: Mapping[Var, list[Any]]
-    ) -> list[Any]:
+        self, atom: Atom, packing: Packing, env: Env, parts_of: Mapping[Var, list[Array]]
+    ) -> list[Array]:
         """Returns the parts of a value."""
         if jaxprs.is_in(atom, parts_of):
             return parts_of[atom]
@@ -453,17 +444,18 @@ class _UnpackedStep:
             return [value] * packing.count
         return [_sliced(value, lo, hi, packing.axis) for lo, hi in packing.bounds]
 
-    def _whole(self, atom: Atom, env: Env, parts_of: Mapping[Var, list[Any]]) -> Any:
-        return (
-            self.packing_of[atom].pack(parts_of[atom])
-            if jaxprs.is_in(atom, parts_of)
-            else jaxprs.read(env, atom)
-        )
+    def _whole(self, atom: Atom, env: Env, parts_of: Mapping[Var, list[Array]]) -> Any:
+        """Returns a value, packed if it is computed in parts; a literal stays a number."""
+        if jaxprs.is_in(atom, parts_of):
+            return self.packing_of[atom].pack(parts_of[atom])
+        return jaxprs.read(env, atom)
+
+    def _whole_array(self, atom: Atom, env: Env, parts_of: Mapping[Var, list[Array]]) -> Array:
+        return jnp.asarray(self._whole(atom, env, parts_of), atom.aval.dtype)
 
 
-def _sliced(value: Any, lo: int, hi: int, axis: int) -> Any:
-    return (
-        value
-        if (lo, hi) == (0, value.shape[axis])
-        else jax.lax.slice_in_dim(value, lo, hi, axis=axis)
-    )
+def _sliced(value: Array, lo: int, hi: int, axis: int) -> Array:
+    """Returns a part of an array, without an equation if it is the whole one."""
+    if (lo, hi) == (0, value.shape[axis]):
+        return value
+    return jax.lax.slice_in_dim(value, lo, hi, axis=axis)
