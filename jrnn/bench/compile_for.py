@@ -40,6 +40,11 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """
 
 
+_COLUMNS = (
+    "cell", "mode", "T x N x D x H", "peer", "kernels a step", "KB a step", "temporary MB", "GFLOP", "estimated us a step",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Accelerator:
     """A device to compile for.
@@ -67,11 +72,10 @@ class Accelerator:
 
     def estimate(self, launches: Sequence[Cost]) -> float:
         """Returns the seconds of launches in sequence; the longest of launch, bytes and operations counts for each."""
-        times = (
-            (self.launch * c.kernels, c.bytes / self.bandwidth, c.flops / self.peak)
-            for c in launches
-        )
-        return sum(map(max, times))
+        seconds = 0.0
+        for c in launches:
+            seconds += max(self.launch * c.kernels, c.bytes / self.bandwidth, c.flops / self.peak)
+        return seconds
 
     @property
     def model(self) -> str:
@@ -84,17 +88,24 @@ class Accelerator:
 
 DEVICES = {
     "h100": Accelerator(
-        "NVIDIA H100",
-        "cuda",
-        ("H100", {"target_config": _H100, "topology": "1x1x1"}),
-        ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"),
-        "aot-cuda",
-        1e-6,
-        3.352e12,
-        495e12,
+        title="NVIDIA H100",
+        platform="cuda",
+        topology=("H100", {"target_config": _H100, "topology": "1x1x1"}),
+        modules=("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"),
+        extra="aot-cuda",
+        launch=1e-6,
+        bandwidth=3.352e12,
+        peak=495e12,
     ),
     "v5e": Accelerator(
-        "TPU v5e", "tpu", ("v5e:2x2", {}), ("libtpu",), "aot-tpu", 0.5e-6, 819e9, 197e12
+        title="TPU v5e",
+        platform="tpu",
+        topology=("v5e:2x2", {}),
+        modules=("libtpu",),
+        extra="aot-tpu",
+        launch=0.5e-6,
+        bandwidth=819e9,
+        peak=197e12,
     ),
 }
 
@@ -110,18 +121,16 @@ def described(accelerator: Accelerator) -> Any:
             f"bench: compiling for {accelerator.title} needs a plugin of JAX that is not installed; "
             f"pip install 'jrnn[{accelerator.extra}]'"
         )
-    os.environ.setdefault(
-        "TPU_SKIP_MDS_QUERY", "1"
-    )  # else libtpu queries a cloud for the TPU of this machine
+    # Otherwise libtpu queries a cloud for the TPU of this machine.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is used
     jax.config.update("jax_platforms", "cpu")
     jax.devices()  # loads the plugins
     name, options = accelerator.topology
     try:
-        return topologies.get_topology_desc(name, platform=accelerator.platform, **options).devices[
-            0
-        ]
+        topology = topologies.get_topology_desc(name, platform=accelerator.platform, **options)
+        return topology.devices[0]
     except (NotImplementedError, RuntimeError) as error:
         raise ConfigError(
             f"bench: JAX {jax.__version__} cannot compile for {accelerator.title} here ({error}); its plugin must "
@@ -213,36 +222,43 @@ def _row(
 ) -> CompiledRow:
     module = Module(compiled.as_text())
     launches = module.costs()
-    loops = [loop for loop in module.loops() if loop.trips > 1]
+
+    kernels = []
+    loop_bytes = 0
+    for loop in module.loops():
+        if loop.trips > 1:
+            kernels.append(loop.body.kernels * loop.trips / size.steps)
+            loop_bytes += loop.body.bytes * loop.trips
     return CompiledRow(
-        cell,
-        mode,
-        str(size),
-        peer,
-        tuple(loop.body.kernels * loop.trips / size.steps for loop in loops),
-        sum(loop.body.bytes * loop.trips for loop in loops) // size.steps,
-        int(compiled.memory_analysis().temp_size_in_bytes),
-        sum(launches, Cost()).flops,
-        accelerator.estimate(launches),
+        cell=cell,
+        mode=mode,
+        size=str(size),
+        peer=peer,
+        kernels=tuple(kernels),
+        bytes=loop_bytes // size.steps,
+        temporary=int(compiled.memory_analysis().temp_size_in_bytes),
+        flops=sum(launches, Cost()).flops,
+        estimated_seconds=accelerator.estimate(launches),
     )
 
 
 def table(rows: Sequence[CompiledRow], accelerator: Accelerator) -> Table:
     """Returns a table of the rows with a section for each cell, mode and size."""
-    columns = {
-        "cell": [r.cell for r in rows],
-        "mode": [r.mode for r in rows],
-        "T x N x D x H": [r.size for r in rows],
-        "peer": [r.peer for r in rows],
-        "kernels a step": [" + ".join(f"{n:.3g}" for n in r.kernels) or "no loop" for r in rows],
-        "KB a step": [f"{r.bytes / 1e3:.3g}" for r in rows],
-        "temporary MB": [f"{r.temporary / 1e6:.3g}" if r.temporary else "-" for r in rows],
-        "GFLOP": [f"{r.flops / 1e9:.3g}" for r in rows],
-        "estimated us a step": [
-            f"{r.estimated_seconds / Size.parse(r.size).steps * 1e6:.3g}" for r in rows
-        ],
-    }
+    shown = []
+    jobs = []
+    for r in rows:
+        kernels = " + ".join(f"{n:.3g}" for n in r.kernels) or "no loop"
+        size = results.megabytes(r.temporary or None)
+        seconds_a_step = r.estimated_seconds / Size.parse(r.size).steps
+        figures = (
+            f"{r.bytes / 1e3:.3g}",
+            size,
+            f"{r.flops / 1e9:.3g}",
+            f"{seconds_a_step * 1e6:.3g}",
+        )
+        shown.append((*r.job, r.peer, kernels, *figures))
+        jobs.append(r.job)
     title = (
         f"compiled for {accelerator.title}, not run; the time is an ESTIMATE: {accelerator.model}"
     )
-    return results.table_of(title, columns, [r.job for r in rows])
+    return results.table_of(title, results.columns_of(_COLUMNS, shown), jobs)

@@ -74,9 +74,12 @@ class Module:
     def _loops(self, computation: str) -> Iterator[LoopCost]:
         for i in self.computations[computation].values():
             if i.opcode == "while":
-                launches = list(self._launches(i.runs[0]))
-                kinds = Counter(opcode for opcode, _ in launches)
-                yield LoopCost(self.trips(i), sum((cost for _, cost in launches), Cost()), kinds)
+                kinds: Counter[str] = Counter()
+                body = Cost()
+                for opcode, cost in self._launches(i.runs[0]):
+                    kinds[opcode] += 1
+                    body = body + cost
+                yield LoopCost(self.trips(i), body, kinds)
             elif i.opcode == "call":
                 yield from self._loops(i.runs[0])
 
@@ -94,12 +97,11 @@ class Module:
         if i.trips is not None:
             return i.trips
         condition = self.computations.get(i.called("condition") or "", {})
-        limits = [
-            each.value
-            for each in condition.values()
-            if each.opcode == "constant" and each.value.isdigit()
-        ]
-        return int(limits[0]) if len(limits) == 1 else 1
+        limits = []
+        for each in condition.values():
+            if each.opcode == "constant" and each.value.isdigit():
+                limits.append(int(each.value))
+        return limits[0] if len(limits) == 1 else 1
 
     def _flops(self, i: Instruction, here: Computation) -> int:
         inside = i.called("calls", "called_computations={")
@@ -113,12 +115,10 @@ class Module:
             (labels,) = re.findall(r"dim_labels=\w+_(\w+)->", i.attributes)
             kernel = [a for a, label in enumerate(labels) if label != "o"]
             return 2 * _elements(i.result) * _product_of(here[i.operands[1]].result, kernel)
-        if i.opcode == "custom-call" and re.search(
-            r'custom_call_target="[^"]*(gemm|matmul)', i.attributes
-        ):
-            contracted = [
-                int(n) for n in re.findall(r'lhs_contracting_dimensions":\["(\d+)"', i.attributes)
-            ]
+        is_product = re.search(r'custom_call_target="[^"]*(gemm|matmul)', i.attributes)
+        if i.opcode == "custom-call" and is_product:
+            axes = re.findall(r'lhs_contracting_dimensions":\["(\d+)"', i.attributes)
+            contracted = list(map(int, axes))
             first = _arrays(i.result)[0]
             return 2 * math.prod(first[1]) * _product_of(here[i.operands[0]].result, contracted)
         return 0
@@ -131,9 +131,11 @@ class Module:
             return 2 * bytes_of(here[i.operands[1]].result)
         if i.opcode in ("slice", "dynamic-slice"):
             return 2 * bytes_of(i.result)
-        return bytes_of(i.result) + sum(
-            bytes_of(here[name].result) for name in i.operands if name in here
-        )
+        total = bytes_of(i.result)
+        for name in i.operands:
+            if name in here:
+                total += bytes_of(here[name].result)
+        return total
 
     def _fused_bytes(self, inner: Computation) -> int:
         """Returns the bytes that a fused computation reads and writes; of a stack, only the slices."""
@@ -158,12 +160,17 @@ class Module:
                 return sum(written(inner[name]) for name in i.operands)
             if i.opcode == "bitcast":
                 return written(inner[i.operands[0]])
-            return bytes_of(
-                inner[i.operands[1]].result if i.opcode == "dynamic-update-slice" else i.result
-            )
+            if i.opcode == "dynamic-update-slice":
+                return bytes_of(inner[i.operands[1]].result)
+            return bytes_of(i.result)
 
-        (root,) = (i for i in inner.values() if i.root)
-        return written(root) + sum(read(i) for i in inner.values() if i.opcode == "parameter")
+        total = 0
+        for i in inner.values():
+            if i.root:
+                total += written(i)
+            if i.opcode == "parameter":
+                total += read(i)
+        return total
 
 
 def is_launch(i: Instruction) -> bool:
@@ -172,15 +179,16 @@ def is_launch(i: Instruction) -> bool:
         return False
     if i.opcode not in _WHOLE and re.match(r"\w+\[\]", i.result):
         return False  # a TPU's scalar unit computes scalars
-    return not (
-        i.opcode == "custom-call" and any(f'"{name}"' in i.attributes for name in _FREE_CALLS)
-    )
+    return i.opcode != "custom-call" or not any(f'"{name}"' in i.attributes for name in _FREE_CALLS)
 
 
 def _arrays(result: str) -> list[tuple[str, list[int]]]:
-    return [
-        (dtype, [int(n) for n in shape.split(",") if n]) for dtype, shape in _ARRAY.findall(result)
-    ]
+    """Returns the dtype and the shape of each array of a type."""
+    return [(dtype, _integers(shape)) for dtype, shape in _ARRAY.findall(result)]
+
+
+def _integers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
 
 
 def bytes_of(result: str) -> int:
@@ -207,4 +215,4 @@ def _product_of(result: str, axes: Sequence[int]) -> int:
 
 def _numbers(attributes: str, name: str) -> list[int]:
     numbers = re.search(rf"{name}=\{{([\d,]*)\}}", attributes)
-    return [int(n) for n in numbers[1].split(",") if n] if numbers else []
+    return _integers(numbers[1]) if numbers else []

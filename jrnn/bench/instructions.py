@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-Computation = Mapping[
-    str, "Instruction"
-]  # by the names of their results, operands before their users
+# Instructions by the names of their results, operands before their users.
+Computation = Mapping[str, "Instruction"]
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", re.M | re.S)
 _HEAD = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _NAME = re.compile(r"%?([\w.\-]+)")
@@ -45,13 +43,14 @@ class Instruction:
     @property
     def runs(self) -> list[str]:
         """The computations that a loop (its body), a call or a condition runs; none for other instructions."""
+        branches = None
+        called: list[str | None] = []
         if self.opcode in ("while", "call"):
-            return [name for name in [self.called("body", "to_apply")] if name]
-        if self.opcode != "conditional":
-            return []
-        branches = re.search(r"branch_computations=\{([^}]*)\}", self.attributes)
-        either = (self.called(f"{case}_computation") for case in ("true", "false"))
-        return _NAME.findall(branches[1]) if branches else [name for name in either if name]
+            called = [self.called("body", "to_apply")]
+        elif self.opcode == "conditional":
+            branches = re.search(r"branch_computations=\{([^}]*)\}", self.attributes)
+            called = [self.called("true_computation"), self.called("false_computation")]
+        return _NAME.findall(branches[1]) if branches else list(filter(None, called))
 
     @property
     def trips(self) -> int | None:
@@ -65,7 +64,8 @@ def computations(text: str) -> tuple[str, dict[str, Computation]]:
     every = {}
     entry = ""
     for is_entry, name, body in _COMPUTATION.findall(text):
-        every[name] = {i.name: i for line in body.splitlines() if (i := _instruction(line))}
+        instructions = filter(None, map(_instruction, body.splitlines()))
+        every[name] = {i.name: i for i in instructions}
         entry = name if is_entry else entry
     return entry, every
 
@@ -86,5 +86,9 @@ def _instruction(line: str) -> Instruction | None:
 
 def _enclosed(text: str) -> str:
     """Returns the text up to the parenthesis that closes its first one."""
-    depths = itertools.accumulate((c == "(") - (c == ")") for c in text)
-    return text[: next(at for at, depth in enumerate(depths) if depth == 0) + 1]
+    depth = 0
+    end = 0
+    while not end or depth:
+        depth += (text[end] == "(") - (text[end] == ")")
+        end += 1
+    return text[:end]

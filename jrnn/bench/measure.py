@@ -57,8 +57,9 @@ def in_turns(
     training loop it follows itself: another program leaves its data in the caches, and its threads (OpenMP's, for some
     milliseconds) busy waiting on the cores.
     """
-    took: dict[str, list[float]] = {name: [] for name in programs}
-    for program in programs.values():
+    took: dict[str, list[float]] = {}
+    for name, program in programs.items():
+        took[name] = []
         program.run()
     orders = random.Random(0)
     start = time.perf_counter()
@@ -115,12 +116,16 @@ def run(options: SuiteOptions, suite: ModuleType) -> list[results.Record]:
             for program in programs.values():
                 program.close()
         for name, t in timings.items():
-            p = programs[name]
-            costs = dict(compile_seconds=p.compile_seconds, peak_bytes=p.peak_bytes)
-            speed = job.flops / t.median
             records.append(
                 results.Record(
-                    job.cell, job.size, job.mode, name, **asdict(t), **costs, flops_per_second=speed
+                    cell=job.cell,
+                    size=job.size,
+                    mode=job.mode,
+                    peer=name,
+                    **asdict(t),
+                    compile_seconds=programs[name].compile_seconds,
+                    peak_bytes=programs[name].peak_bytes,
+                    flops_per_second=job.flops / t.median,
                 )
             )
     options.console.print(results.times_table(records, gemm))
@@ -139,6 +144,7 @@ def run(options: SuiteOptions, suite: ModuleType) -> list[results.Record]:
 def conditions(gemm: float, turns: int) -> dict[str, Any]:
     """Returns the conditions of a measurement."""
     device = jax.devices()[0]
+    flags = [name for name in ("XLA_FLAGS", "OMP_NUM_THREADS") if name in os.environ]
     return {
         "device": f"{device.platform} {device.device_kind}",
         "devices": len(jax.devices()),
@@ -147,11 +153,7 @@ def conditions(gemm: float, turns: int) -> dict[str, Any]:
         "processor_time": peers.by_processor(),
         "system": platform.platform(),
         "versions": peers.versions(),
-        "flags": {
-            name: os.environ[name]
-            for name in ("XLA_FLAGS", "OMP_NUM_THREADS")
-            if name in os.environ
-        },
+        "flags": {name: os.environ[name] for name in flags},
         "matmul_precision": jax.config.jax_default_matmul_precision,
         "gemm_flops_per_second": gemm,
         "keeps_memory": host.retains_memory,

@@ -40,12 +40,12 @@ def inputs(cell: str, size: Size, seed: int = 0) -> tuple[Weights, Any]:
     def draw(shape: tuple[int, ...]) -> jax.Array:
         return jnp.asarray(rng.randn(*shape).astype("float32"))
 
-    weights = {
-        name: draw(given) / math.sqrt(size.hidden)
-        if isinstance(given, tuple)
-        else jnp.asarray(given, jnp.float32)
-        for name, given in STEPS[cell].weights(size).items()
-    }
+    weights: Weights = {}
+    for name, given in STEPS[cell].weights(size).items():
+        if isinstance(given, tuple):
+            weights[name] = draw(given) / math.sqrt(size.hidden)
+        else:
+            weights[name] = jnp.asarray(given, jnp.float32)
     return weights, draw((size.steps, size.batch, size.features))
 
 
@@ -78,11 +78,21 @@ def register(
 
 
 def input_gates(count: int) -> Callable[[Size], Weights]:
-    return lambda s: dict(wx=(s.features, count * s.hidden), b=(1, count * s.hidden))
+    """Returns the shapes of the weights of gates that read the input, by the size."""
+
+    def weights(s: Size) -> Weights:
+        return dict(wx=(s.features, count * s.hidden), b=(1, count * s.hidden))
+
+    return weights
 
 
 def gates(count: int) -> Callable[[Size], Weights]:
-    return lambda s: input_gates(count)(s) | dict(wh=(s.hidden, count * s.hidden))
+    """Returns the shapes of the weights of gates that read the input and the state, by the size."""
+
+    def weights(s: Size) -> Weights:
+        return input_gates(count)(s) | dict(wh=(s.hidden, count * s.hidden))
+
+    return weights
 
 
 def _lru_weights(s: Size) -> Weights:

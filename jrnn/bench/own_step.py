@@ -107,23 +107,33 @@ class StepReport:
             if self.records
             else ""
         )
-        rows = [(r.mode, r.peer, r.ran, *self._numbers(r)) for r in self.records]
-        columns = {name: [row[k] for row in rows] for k, name in enumerate(_COLUMNS)}
-        return results.table_of(title, columns, [r.mode for r in self.records])
+        rows = []
+        modes = []
+        for r in self.records:
+            rows.append((r.mode, r.peer, r.ran, *self._numbers(r)))
+            modes.append(r.mode)
+        return results.table_of(title, results.columns_of(_COLUMNS, rows), modes)
 
-    def _numbers(self, r: StepRecord) -> list[str]:
+    def _numbers(self, r: StepRecord) -> tuple[str, ...]:
+        """Returns the cells of a row after its words, in the order of `_COLUMNS`."""
+        times = "-"
+        sizes = "-"
         plain = self.of(r.mode, JAX)
-        pairs = [
-            (value, None if plain is None else getattr(plain, name))
-            for name, value in (("least", r.least), ("peak_bytes", r.peak_bytes))
-        ]
-        times, sizes = (
-            "-" if not theirs or ours is None else f"{ours / theirs:.2f}" for ours, theirs in pairs
-        )
-        size = "-" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.3g}"
+        if plain is not None:
+            times = _ratio(r.least, plain.least)
+            sizes = _ratio(r.peak_bytes, plain.peak_bytes)
+        least = f"{r.least * 1e3:.3g}"
+        size = results.megabytes(r.peak_bytes)
         differs = "-" if r.peer == JAX else f"{r.difference:.0e}"
-        taken = [f"{t * 1e3:.3g}" for t in (r.median, r.least)]
-        return [*taken, times, size, sizes, f"{r.compile_seconds:.2f}", differs]
+        return (
+            f"{r.median * 1e3:.3g}",
+            least,
+            times,
+            size,
+            sizes,
+            f"{r.compile_seconds:.2f}",
+            differs,
+        )
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=140)
@@ -142,6 +152,10 @@ class StepReport:
             console.print(
                 f"not {executor}{where}: {why}", markup=False, highlight=False, soft_wrap=True
             )
+
+
+def _ratio(ours: float | None, theirs: float | None) -> str:
+    return "-" if not theirs or ours is None else f"{ours / theirs:.2f}"
 
 
 def bench_step(
@@ -220,10 +234,9 @@ def run(target: str, feeds: Mapping[str, Any], options: SuiteOptions) -> StepRep
     measured = _measured(own, options)
     measured.print(options.console)
     if options.json:
-        missing = [
-            {"mode": mode, "executor": name, "reason": why}
-            for (mode, name), why in measured.missing.items()
-        ]
+        missing = []
+        for (mode, name), why in measured.missing.items():
+            missing.append({"mode": mode, "executor": name, "reason": why})
         conditions = measure.conditions(0.0, options.turns) | {
             "step": target,
             "not_measured": missing,
@@ -262,11 +275,9 @@ def _loaded(target: str, feeds: Mapping[str, Any]) -> OwnStep:
     except Exception as error:  # whatever the user's code raises
         raise UsageError(f"bench: {target} raised {type(error).__name__}: {error}") from error
     if not isinstance(parts, tuple) or len(parts) not in (3, 4) or not callable(parts[0]):
-        what = (
-            f"a tuple of {len(parts)}"
-            if isinstance(parts, tuple)
-            else f"an object of type {type(parts).__name__}"
-        )
+        what = f"an object of type {type(parts).__name__}"
+        if isinstance(parts, tuple):
+            what = f"a tuple of {len(parts)}"
         raise UsageError(f"bench: {target} must return {_FORM}, but returned {what}")
     return OwnStep(target, *parts)
 
@@ -277,9 +288,7 @@ def _measured(own: OwnStep, options: SuiteOptions) -> StepReport:
     check_names("executor", executors or (), dict.fromkeys([JAX, *EXECUTORS, "chunks", *ON_CPU]))
     names = dict.fromkeys([JAX, *(EXECUTORS if executors is None else executors)])
     jax.eval_shape(own.by(JAX), own.init, own.xs)  # raises the errors of `jax.lax.scan`
-    jax.jit(lambda x: jax.lax.scan(lambda c, x: (c + x, c), 0.0, x)).lower(
-        jnp.ones(3)
-    ).compile()  # starts the compiler
+    jax.jit(jnp.cumsum).lower(jnp.ones(3)).compile()  # starts the compiler
     records: list[StepRecord] = []
     missing: dict[tuple[str, str], str] = {}
     with Heartbeat(options.console, "starting") as beat:
@@ -318,13 +327,13 @@ class _Built:
         memory = compiled.memory_analysis()
         size = None if memory is None else int(memory.temp_size_in_bytes)
         run = clocked(lambda: jax.block_until_ready(compiled(*args)))
-        ran = [plan.strategy for plan in plans]
+        strategies = [plan.strategy for plan in plans]
+        ran = "chunks" if "chunks" in strategies else ", ".join(strategies)
         results = jax.tree.leaves(compiled(*args))
-        apart = difference(results, results if reference is None else reference.results)
-        kept = results if reference is None else []
-        return _Built(
-            Timed(run, seconds, size), kept, "chunks" if "chunks" in ran else ", ".join(ran), apart
-        )
+        if reference is None:
+            return _Built(Timed(run, seconds, size), results, ran, difference(results, results))
+        apart = difference(results, reference.results)
+        return _Built(Timed(run, seconds, size), [], ran, apart)
 
 
 def _program(own: OwnStep, executor: str, mode: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -340,20 +349,25 @@ def _program(own: OwnStep, executor: str, mode: str) -> tuple[Callable[..., Any]
     args = [*closed.consts, *map(jnp.asarray, jax.tree.leaves((own.init, own.xs)))]
     if mode == "forward":
         return forward, (args,)
-    moves = [jnp.issubdtype(v.dtype, jnp.inexact) for v in args]
+    is_inexact = list(map(_is_inexact, args))
+    moving: list[Any] = []
+    rest: list[Any] = []
+    for value, moves in zip(args, is_inexact):
+        (moving if moves else rest).append(value)
 
     def loss(moving: Sequence[Any], rest: Sequence[Any]) -> Any:
         left = {True: iter(moving), False: iter(rest)}
-        outs = [
-            v
-            for v in forward([next(left[m]) for m in moves])
-            if jnp.issubdtype(v.dtype, jnp.inexact)
-        ]
-        return sum((jnp.sum(jnp.square(jnp.abs(v))) for v in outs), jnp.float32(0))
+        total = jnp.float32(0)
+        for value in forward([next(left[moves]) for moves in is_inexact]):
+            if _is_inexact(value):
+                total = total + jnp.sum(jnp.square(jnp.abs(value)))
+        return total
 
-    return jax.value_and_grad(loss), tuple(
-        [v for v, m in zip(args, moves) if m == which] for which in (True, False)
-    )
+    return jax.value_and_grad(loss), (moving, rest)
+
+
+def _is_inexact(value: Any) -> bool:
+    return bool(jnp.issubdtype(value.dtype, jnp.inexact))
 
 
 def difference(computed: Sequence[Any], wanted: Sequence[Any]) -> float:
@@ -367,11 +381,11 @@ def difference(computed: Sequence[Any], wanted: Sequence[Any]) -> float:
         if not jnp.issubdtype(ours.dtype, jnp.number) or not ours.size:
             continue  # booleans and random keys
         kind = np.complex128 if jnp.issubdtype(ours.dtype, jnp.complexfloating) else np.float64
-        a, b = (np.asarray(v).astype(kind) for v in (ours, theirs))
+        a = np.asarray(ours).astype(kind)
+        b = np.asarray(theirs).astype(kind)
         apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-        largest = max(
-            largest, float(np.max(apart) / max(float(np.max(np.abs(np.nan_to_num(b)))), 1e-300))
-        )
+        size = max(float(np.max(np.abs(np.nan_to_num(b)))), 1e-300)
+        largest = max(largest, float(np.max(apart) / size))
     return largest
 
 
@@ -382,15 +396,20 @@ def _in_turns(
     beat.doing(f"{mode}: measuring")
     timings = measure.in_turns(programs, options.turns, options.seconds)
     records = []
-    for name, t in timings.items():
-        p = built[name].program
-        costs = dict(
-            compile_seconds=p.compile_seconds, peak_bytes=p.peak_bytes, flops_per_second=0.0
-        )
-        what = dict(cell=own.name, size=f"T = {own.steps}", mode=mode, peer=name)
+    for name, timing in timings.items():
+        b = built[name]
         records.append(
             StepRecord(
-                **what, **asdict(t), **costs, ran=built[name].ran, difference=built[name].difference
+                cell=own.name,
+                size=f"T = {own.steps}",
+                mode=mode,
+                peer=name,
+                **asdict(timing),
+                compile_seconds=b.program.compile_seconds,
+                peak_bytes=b.program.peak_bytes,
+                flops_per_second=0.0,
+                ran=b.ran,
+                difference=b.difference,
             )
         )
     return records

@@ -13,6 +13,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -35,9 +36,8 @@ from jrnn.nets.cells.base import run_cell
 from jrnn.nets.lowering import run_net, to_jax
 
 NETS = {"lstm": LSTMCell, "gru": GRUCell, "layer_norm_lstm": LayerNormLSTMCell}
-_HAS_TORCH = (
-    importlib.util.find_spec("torch") is not None
-)  # imported where it is used: loading it takes seconds
+# torch is imported where it is used: loading it takes seconds.
+_HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
 @dataclass(frozen=True)
@@ -174,9 +174,8 @@ def jrnn_nn(cell: str, size: Size) -> Function | None:
     if cell not in modules:
         return None
     graph, weights = nnx.split(modules[cell](size.features, size.hidden, rngs=nnx.Rngs(0)))
-    return Function(
-        lambda p, x: nnx.merge(graph, p)(x)[0], weights, measured_cells.inputs(cell, size)[1]
-    )
+    x = measured_cells.inputs(cell, size)[1]
+    return Function(lambda p, x: nnx.merge(graph, p)(x)[0], weights, x)
 
 
 def caffe2_net(cell: str, size: Size) -> Function | None:
@@ -184,15 +183,13 @@ def caffe2_net(cell: str, size: Size) -> Function | None:
     if cell not in NETS:
         return None
     b = NetBuilder("net")
-    run = run_cell(
-        NETS[cell](size.features, size.hidden), b, b.input("x"), None, None, scope="cell"
-    )
+    layer = NETS[cell](size.features, size.hidden)
+    run = run_cell(layer, b, b.input("x"), None, None, scope="cell")
     net = b.build(outputs=[run.output])
     weights = run_net(b.build_init(), {}, key=jax.random.key(0))
     fn = to_jax(net, [run.output])
-    return Function(
-        lambda p, x: fn({**p, "x": x})[run.output], weights, measured_cells.inputs(cell, size)[1]
-    )
+    x = measured_cells.inputs(cell, size)[1]
+    return Function(lambda p, x: fn({**p, "x": x})[run.output], weights, x)
 
 
 # The peers that can be compiled for any device.
@@ -212,9 +209,8 @@ def torch_rnn(cell: str, size: Size, mode: str) -> Timed | None:
     cells = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
     if cell not in cells:
         return None
-    return torch_program(
-        cells[cell](size.features, size.hidden), measured_cells.inputs(cell, size)[1], mode
-    )
+    module = cells[cell](size.features, size.hidden)
+    return torch_program(module, measured_cells.inputs(cell, size)[1], mode)
 
 
 def torch_program(module: Any, x: Any, mode: str) -> Timed:
@@ -244,10 +240,12 @@ def available() -> dict[str, Peer]:
     peers = {name: _compiled(function) for name, function in FUNCTIONS.items()}
     if _HAS_TORCH:
         peers["torch"] = torch_rnn
-    kernel = () if library.loaded().reason else ("native",)
-    return peers | {
-        name: functools.partial(_by_executor, name) for name in ("scan", "associative", *kernel)
-    }
+    executors = ["scan", "associative"]
+    if not library.loaded().reason:
+        executors.append("native")
+    for executor in executors:
+        peers[executor] = functools.partial(_by_executor, executor)
+    return peers
 
 
 def _by_executor(name: str, cell: str, size: Size, mode: str) -> Timed | None:
@@ -267,12 +265,11 @@ def cores() -> int:
 
 def processor() -> str:
     """Returns the model of this machine's processor."""
-    try:
-        lines = read_text("/proc/cpuinfo", ScanError).splitlines()
-    except ScanError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    with suppress(ScanError):
+        for line in read_text("/proc/cpuinfo", ScanError).splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def versions() -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import geometric_mean
@@ -59,6 +59,15 @@ def _head(records: Iterable[Record]) -> str:
     return "T x N x D x H" if all(r.size.count("x") == 3 for r in records) else "size"
 
 
+def columns_of(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> dict[str, list[str]]:
+    """Returns the cells of rows by their columns, which stay if there are no rows."""
+    columns: dict[str, list[str]] = {head: [] for head in heads}
+    for row in rows:
+        for column, cell in zip(columns.values(), row):
+            column.append(cell)
+    return columns
+
+
 def table_of(title: str, columns: Mapping[str, Sequence[str]], jobs: Sequence[Any] = ()) -> Table:
     """Returns a table of columns of text, with a section for each run of equal jobs; words stand left, numbers right."""
     table = Table(title=title)
@@ -73,53 +82,62 @@ def table_of(title: str, columns: Mapping[str, Sequence[str]], jobs: Sequence[An
 
 def times_table(records: Sequence[Record], gemm: float) -> Table:
     """Returns a table of milliseconds and quartiles, memory and the share of a GEMM's best speed; no empty columns."""
-    columns = {
-        "cell": [r.cell for r in records],
-        "mode": [r.mode for r in records],
-        _head(records): [r.size or "-" for r in records],
-        "peer": [r.peer for r in records],
-        "ms": [f"{r.median * 1e3:.3g}" for r in records],
-        "quartiles": [f"{r.low * 1e3:.3g}-{r.high * 1e3:.3g}" for r in records],
-        "of GEMM": [
-            f"{r.flops_per_second / gemm:.1%}" if r.flops_per_second else "-" for r in records
-        ],
-        "compile s": [
-            "-" if r.compile_seconds is None else f"{r.compile_seconds:.2f}" for r in records
-        ],
-        "temporary MB": [
-            "-" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.3g}" for r in records
-        ],
-    }
-    shown = {name: cells for name, cells in columns.items() if set(cells) != {"-"}}
+    heads = ["cell", "mode", _head(records), "peer", "ms", "quartiles", "of GEMM", "compile s"]
+    rows = []
+    jobs = []
+    for r in records:
+        quartiles = f"{r.low * 1e3:.3g}-{r.high * 1e3:.3g}"
+        share = f"{r.flops_per_second / gemm:.1%}" if r.flops_per_second else "-"
+        seconds = "-" if r.compile_seconds is None else f"{r.compile_seconds:.2f}"
+        size = megabytes(r.peak_bytes)
+        ms = f"{r.median * 1e3:.3g}"
+        rows.append((r.cell, r.mode, r.size or "-", r.peer, ms, quartiles, share, seconds, size))
+        jobs.append(r.job)
+    columns = columns_of([*heads, "temporary MB"], rows)
+    shown = {head: cells for head, cells in columns.items() if set(cells) != {"-"}}
     title = f"milliseconds: median (quartiles); a GEMM makes {gemm / 1e9:.0f} GFLOP/s here at best"
-    return table_of(title, shown, [r.job for r in records])
+    return table_of(title, shown, jobs)
+
+
+def megabytes(size: int | None) -> str:
+    """Returns bytes as a cell of a table."""
+    return "-" if size is None else f"{size / 1e6:.3g}"
 
 
 def ratios_table(records: Sequence[Record], ours: str = "jrnn") -> Table:
     """Returns a table of the time of `ours` over each peer's, with geometric means over each set of sizes."""
-    of_jobs = ratios(records, ours)
-    peers = list(dict.fromkeys(peer for row in of_jobs.values() for peer in row))
-    shown: dict[tuple[str, str, str], dict[str, float]] = {}
-    for cell, mode in dict.fromkeys(job[:2] for job in of_jobs):
-        rows = {size: row for (c, m, size), row in of_jobs.items() if (c, m) == (cell, mode)}
-        shown |= {(cell, mode, size): row for size, row in rows.items()}
-        for what, sizes in _sets(list(rows)):
-            measured = {peer: [rows[s][peer] for s in sizes if peer in rows[s]] for peer in peers}
-            shown[cell, mode, what] = {
-                peer: geometric_mean(values) for peer, values in measured.items() if values
-            }
-    columns = {
-        name: [job[k] for job in shown] for k, name in enumerate(("cell", "mode", _head(records)))
-    }
-    columns |= {
-        peer: [f"{row[peer]:.2f}" if peer in row else "-" for row in shown.values()]
-        for peer in peers
-    }
-    return table_of(
-        f"time of {ours} over the peer's (below 1: {ours} is faster)",
-        columns,
-        [job[:2] for job in shown],
-    )
+    panels: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    peers: dict[str, None] = {}
+    for (cell, mode, size), of_peers in ratios(records, ours).items():
+        panels.setdefault((cell, mode), {})[size] = of_peers
+        peers |= dict.fromkeys(of_peers)
+
+    rows = []
+    sections = []
+    for panel, of_sizes in panels.items():
+        means: dict[str, dict[str, float]] = {}
+        for what, sizes in _sets(list(of_sizes)):
+            means[what] = _means(peers, [of_sizes[size] for size in sizes])
+        for name, of_peers in (of_sizes | means).items():
+            rows.append([*panel, name, *_ratio_cells(peers, of_peers)])
+            sections.append(panel)
+    title = f"time of {ours} over the peer's (below 1: {ours} is faster)"
+    return table_of(title, columns_of(["cell", "mode", _head(records), *peers], rows), sections)
+
+
+def _means(peers: Iterable[str], rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the geometric mean of the ratios of each peer that was measured."""
+    means = {}
+    for peer in peers:
+        values = [of_peers[peer] for of_peers in rows if peer in of_peers]
+        if values:
+            means[peer] = geometric_mean(values)
+    return means
+
+
+def _ratio_cells(peers: Iterable[str], of_peers: Mapping[str, float]) -> Iterator[str]:
+    for peer in peers:
+        yield f"{of_peers[peer]:.2f}" if peer in of_peers else "-"
 
 
 def _sets(sizes: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -131,17 +149,19 @@ def _sets(sizes: Sequence[str]) -> list[tuple[str, list[str]]]:
     sets = []
     rest = list(sizes)
     for name, members in SETS.items():
-        here = [str(size) for size in members if str(size) in sizes]
-        rest = [size for size in rest if size not in here]
+        here = [text for text in map(str, members) if text in sizes]
+        rest = [text for text in rest if text not in here]
         if here:
             part = "" if len(here) == len(members) else f" ({len(here)} of {len(members)})"
             sets.append((f"geometric mean of {name}{part}", here))
-    return [*sets, *([("geometric mean", rest)] if rest else [])]
+    if rest:
+        sets.append(("geometric mean", rest))
+    return sets
 
 
 def save(path: str, conditions: dict[str, Any], name: str, records: Sequence[Any]) -> None:
     """Writes dataclasses as JSON under a name, with their conditions; "-" is the standard output."""
-    text = json.dumps({"conditions": conditions, name: [asdict(r) for r in records]}, indent=1)
+    text = json.dumps({"conditions": conditions, name: list(map(asdict, records))}, indent=1)
     if path == "-":
         print(text)
     else:
@@ -150,25 +170,33 @@ def save(path: str, conditions: dict[str, Any], name: str, records: Sequence[Any
 
 def plot(path: Path, records: Sequence[Record]) -> None:
     """Draws bars of milliseconds on a logarithmic axis, in one panel for each cell and mode; see `picture` for errors."""
-    panels = list(dict.fromkeys((r.cell, r.mode) for r in records))
-    peers = list(dict.fromkeys(r.peer for r in records))
-    most = max(len({r.size for r in records if (r.cell, r.mode) == panel}) for panel in panels)
+    panels: dict[tuple[str, str], dict[str, list[Record]]] = {}  # the records of each size
+    peers: dict[str, None] = {}
+    for r in records:
+        panels.setdefault((r.cell, r.mode), {}).setdefault(r.size, []).append(r)
+        peers[r.peer] = None
+    most = max(map(len, panels.values()))
+    width = 0.8 / len(peers)
     path.parent.mkdir(parents=True, exist_ok=True)
     with picture(path, (max(11, 0.8 * most), 3.6 * len(panels))) as figure:
-        for axes, panel in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels):
-            mine = [r for r in records if (r.cell, r.mode) == panel]
-            sizes = list(dict.fromkeys(r.size for r in mine))
-            width = 0.8 / len(peers)
+        of_panels = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+        for axes, (panel, sizes) in zip(of_panels, panels.items()):
             for k, peer in enumerate(peers):
-                rows = [r for r in mine if r.peer == peer]
-                at = [sizes.index(r.size) + (k - (len(peers) - 1) / 2) * width for r in rows]
-                axes.bar(at, [r.median * 1e3 for r in rows], width, label=peer)
+                shift = (k - (len(peers) - 1) / 2) * width
+                places = []
+                heights = []
+                for place, of_size in enumerate(sizes.values()):
+                    for r in of_size:
+                        if r.peer == peer:
+                            places.append(place + shift)
+                            heights.append(r.median * 1e3)
+                axes.bar(places, heights, width, label=peer)
             axes.set(
                 title=" ".join(panel),
                 yscale="log",
                 ylabel="ms",
                 xticks=range(len(sizes)),
-                xticklabels=sizes,
+                xticklabels=list(sizes),
             )
             axes.tick_params(axis="x", labelrotation=30 if most > 8 else 0)
             axes.legend(fontsize="small", ncols=len(peers))

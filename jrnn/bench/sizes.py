@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from jrnn.errors import ConfigError, near
 
@@ -42,12 +43,8 @@ class Size:
 _SIX = "100x1x128x128 100x32x128x128 50x64x256x256 35x20x650x650 500x8x64x64 100x32x512x512"
 SIZES = tuple(map(Size.parse, _SIX.split()))
 # The sizes of Caffe2's own lstm_comparison script.
-CAFFE2_SIZES = tuple(
-    Size(steps, batch, 40, hidden)
-    for batch in (64, 128, 256)
-    for steps in (20, 100)
-    for hidden in (40, 100, 400, 800)
-)
+_CAFFE2 = product((64, 128, 256), (20, 100), (40, 100, 400, 800))
+CAFFE2_SIZES = tuple(Size(steps, batch, 40, hidden) for batch, steps, hidden in _CAFFE2)
 SETS = {"six": SIZES, "caffe2": CAFFE2_SIZES}
 
 
