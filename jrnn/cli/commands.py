@@ -43,9 +43,8 @@ def run(argv: Sequence[str] | None) -> int:
         except (OutputError, BrokenPipeError):
             out.abandon()
     if argv is None and (status == INTERRUPTED or (status and jax.distributed.is_initialized())):
-        os._exit(
-            status
-        )  # JAX would wait for a thread or, until it aborts, for processes that are lost
+        # JAX would wait for a thread or, until it aborts, for processes that are lost.
+        os._exit(status)
     return status
 
 
@@ -107,11 +106,8 @@ def _run(argv: Sequence[str] | None, interrupts: list[int]) -> int:
                 args.command, f"error: {described(e)}; --debug shows the traceback", MISTAKE
             )
         if isinstance(e, MemoryError):
-            return _say(
-                args.command,
-                f"error: there is not enough memory{f': {e}' if str(e) else ''}",
-                MISTAKE,
-            )
+            detail = f": {e}" if str(e) else ""
+            return _say(args.command, f"error: there is not enough memory{detail}", MISTAKE)
         return _say(args.command, f"unexpected error: {_described(e)}", BUG)
 
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,24 +22,19 @@ from jrnn.train.run_dir import version_of
 from jrnn.version import __version__
 
 HERE = Path(__file__).parents[1]
-FOR_CONTRIBUTORS = (
-    "test",
-    "dev",
-    "docs",
-    "release",
-    "aot-cuda",
-    "aot-tpu",
-)  # extras that no user misses
-OPTIONAL = {
-    "torch": "reads .pt files: pip install torch"
-}  # packages that jrnn uses if present, but no extra installs
+# Extras that no user misses.
+FOR_CONTRIBUTORS = ("test", "dev", "docs", "release", "aot-cuda", "aot-tpu")
+# Packages that jrnn uses if present, but no extra installs.
+OPTIONAL = {"torch": "reads .pt files: pip install torch"}
+# What extras are for.
 USES = {
     "plot": "pictures",
     "data": "the config digits",
     "onnx": "ONNX models",
     "tensorboard": "TensorBoard",
+    "text": "tokenizers",
+    "lmdb": "databases that Caffe2 wrote",
 }
-USES |= {"text": "tokenizers", "lmdb": "databases that Caffe2 wrote"}  # of extras
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,8 @@ def _release(version: str) -> tuple[int, ...]:
     >>> _release("0.11.2rc1"), _release("3")
     ((0, 11, 2), (3,))
     """
-    return tuple(int(n) for n in re.sub(r"[^\d.].*", "", version).split(".") if n)
+    numbers = re.sub(r"[^\d.].*", "", version)
+    return tuple(map(int, filter(None, numbers.split("."))))
 
 
 def packages() -> list[Installed]:
@@ -85,11 +81,9 @@ def packages() -> list[Installed]:
     source = HERE.parent / "pyproject.toml"
     if source.exists():
         project = tomllib.loads(read_text(source, UsageError))["project"]
-        extras = project["optional-dependencies"].items()
-        lines = [
-            *project["dependencies"],
-            *(f'{line}; extra == "{e}"' for e, more in extras for line in more),
-        ]
+        lines = list(project["dependencies"])
+        for extra, of_extra in project["optional-dependencies"].items():
+            lines += [f'{line}; extra == "{extra}"' for line in of_extra]
     else:
         lines = importlib.metadata.requires("jrnn") or []
     known: dict[str, Installed] = {}
@@ -99,9 +93,8 @@ def packages() -> list[Installed]:
         )
         assert match is not None, line
         name, wanted, extra = match.groups(default="")
-        if (
-            name != "jrnn" and extra not in FOR_CONTRIBUTORS
-        ):  # an extra may list jrnn itself, with other extras
+        # An extra may list jrnn itself, with other extras.
+        if name != "jrnn" and extra not in FOR_CONTRIBUTORS:
             known.setdefault(name, Installed(name, wanted or "0", version_of(name), extra))
     return list(known.values())
 
@@ -114,15 +107,12 @@ def _devices() -> list[str]:
         memory = f", {held / 2**30:.0f} GiB" if held else ""
         lines.append(f"{device.platform}:{device.id}  {device.device_kind}{memory}")
     begun = time.perf_counter()
-    total = float(
-        jax.jit(lambda x: jax.lax.scan(lambda c, x: (c + x, None), 0.0, x)[0])(jax.numpy.ones(8))
-    )
+    total = float(jax.jit(_sum)(jax.numpy.ones(8)))
     seconds = time.perf_counter() - begun
-    lines.append(
-        f"a loop compiles and runs in {seconds:.2f} s"
-        if total == 8
-        else f"a sum of 8 ones is {total}: WRONG"
-    )
+    if total == 8:
+        lines.append(f"a loop compiles and runs in {seconds:.2f} s")
+    else:
+        lines.append(f"a sum of 8 ones is {total}: WRONG")
     if jax.default_backend() == "cpu" and shutil.which("nvidia-smi"):
         lines.append(
             "nvidia-smi is installed, but JAX does not use a GPU: pip install 'jax[cuda13]'"
@@ -130,15 +120,23 @@ def _devices() -> list[str]:
     return lines
 
 
+def _sum(xs: jax.Array) -> jax.Array:
+    """Returns the sum of numbers by a loop."""
+    return jax.lax.scan(lambda carry, x: (carry + x, None), 0.0, xs)[0]
+
+
 def examine(out: Any = None) -> bool:
     """Prints a report to the file `out`, or to the standard output. Returns whether jrnn can work."""
-    every = packages()
-    needed, optional = (
-        [p for p in every if bool(p.extra) == is_extra] for is_extra in (False, True)
-    )
+    needed = []
+    optional = []
+    missing = {}
+    for package in packages():
+        (optional if package.extra else needed).append(package)
+        if package.remedy:
+            missing[package.extra or package.name] = package.remedy
 
     def section(title: str, lines: Iterable[str]) -> None:
-        print(f"{title}\n" + "\n".join(f"  {line}" for line in lines), file=out)
+        print(f"{title}\n" + "\n".join(map("  {}".format, lines)), file=out)
 
     python = f"Python {platform.python_version()}, {sys.executable}"
     section(
@@ -147,23 +145,17 @@ def examine(out: Any = None) -> bool:
     )
     section("packages that jrnn needs", _rows(needed))
     section("packages of extras", _rows(optional))
-    section(
-        "optional packages",
-        (f"{n}  {version_of(n) or 'absent'}  {use}" for n, use in OPTIONAL.items()),
-    )
+    others = [f"{name}  {version_of(name) or 'absent'}  {use}" for name, use in OPTIONAL.items()]
+    section("optional packages", others)
     section("devices", _devices())
     section("kernel for CPUs (executor 'native')", [str(library.loaded())])
-    missing = {p.extra or p.name: p.remedy for p in every if p.remedy}
-    section(
-        "missing" if missing else "nothing is missing",
-        (f"{name}: {remedy}" for name, remedy in missing.items()),
-    )
+    remedies = map(": ".join, missing.items())
+    section("missing" if missing else "nothing is missing", remedies)
     return all(p.is_satisfied for p in needed)
 
 
-def _rows(installed: list[Installed]) -> list[str]:
+def _rows(installed: list[Installed]) -> Iterator[str]:
     width = max((len(p.name) for p in installed), default=0)
-    return [
-        f"{p.name:{width}}  {p.installed or 'absent':10} (>= {p.wanted}){f'  {p.extra}' if p.extra else ''}"
-        for p in installed
-    ]
+    for p in installed:
+        extra = f"  {p.extra}" if p.extra else ""
+        yield f"{p.name:{width}}  {p.installed or 'absent':10} (>= {p.wanted}){extra}"

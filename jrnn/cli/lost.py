@@ -20,9 +20,8 @@ from collections.abc import Callable
 from jrnn.cli.output import MISTAKE, SafeStream
 
 FATAL = b"JAX distributed service detected fatal errors"
-_COORDINATION = re.compile(
-    rb"coordination_service|preemption_sync_manager"
-)  # files of XLA that report it, before FATAL
+# Files of XLA that report it, before FATAL.
+_COORDINATION = re.compile(rb"coordination_service|preemption_sync_manager")
 _HELD = 5.0  # seconds for which such a report is held back, and in which the main thread may end the process itself
 _keep: list[object] = []  # what C calls must not be freed
 
@@ -32,7 +31,8 @@ def end_in_one_line(command: str) -> None:
 
     The main thread may do so before, if the loss interrupts a collective operation of its own.
     """
-    out, (source, sink) = os.dup(2), os.pipe()
+    out = os.dup(2)
+    source, sink = os.pipe()
     os.dup2(sink, 2)
     os.close(sink)
     if isinstance(sys.stderr, SafeStream):  # Python's own messages pass by the pipe
@@ -42,10 +42,8 @@ def end_in_one_line(command: str) -> None:
     def forward() -> None:
         _forward(source, out, is_lost)
         time.sleep(_HELD)
-        os.write(
-            out,
-            f"jrnn {command}: error: the first process is lost; start all again with --resume\n".encode(),
-        )
+        what = "the first process is lost; start all again with --resume"
+        os.write(out, f"jrnn {command}: error: {what}\n".encode())
         os._exit(MISTAKE)
 
     threading.Thread(target=forward, daemon=True).start()

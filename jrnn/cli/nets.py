@@ -42,7 +42,10 @@ _NAMES = 8  # blobs in an error
 def run_command(args: argparse.Namespace) -> int:
     model, blobs = _opened(args)
     nets = model.networks if isinstance(model, Plan) else (model,)
-    written = dict.fromkeys(o for net in nets for op in net.ops for o in op.outputs)
+    written: dict[str, None] = {}
+    for net in nets:
+        for op in net.ops:
+            written |= dict.fromkeys(op.outputs)
     for name in args.fetch or ():
         if name not in written and name not in blobs:
             raise UsageError(
@@ -83,13 +86,14 @@ def run_command(args: argparse.Namespace) -> int:
 def _files_of(folder: Path, names: Iterable[str]) -> dict[str, Path]:
     """Returns the file of each blob that --out writes."""
     files: dict[str, Path] = {}
+    owners: dict[Path, str] = {}
     for name in dict.fromkeys(names):
         path = folder / (name.replace("/", ".") + ".npy")
-        other = next((n for n, p in files.items() if p == path), None)
-        if other is not None:
+        if path in owners:
             raise UsageError(
-                f"--out: blobs {other!r} and {name!r} would both be {path}; choose one with --fetch"
+                f"--out: blobs {owners[path]!r} and {name!r} would both be {path}; choose one with --fetch"
             )
+        owners[path] = name
         files[name] = path
     return files
 
@@ -155,9 +159,8 @@ def _no_blob(
 
 def _listed(names: Iterable[str]) -> str:
     names = list(names)
-    return ", ".join(map(repr, names[:_NAMES])) + (
-        f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-    )
+    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+    return ", ".join(map(repr, names[:_NAMES])) + more
 
 
 def _not_given(
@@ -209,24 +212,21 @@ def check_command(args: argparse.Namespace) -> int:
         return 0 if report.agrees else 1
     print(report.conclusion())
     wide_console().print(gradients.table_of(report))
-    for line in (
-        *report.notes,
-        *(() if report.fault is None else (f"first fault: {report.fault}",)),
-    ):
-        print(line)
+    for note in report.notes:
+        print(note)
+    if report.fault is not None:
+        print(f"first fault: {report.fault}")
     print(report.verdict())
     say_written(args.out, args.json)
     return 0 if report.agrees else 1
 
 
 def _check_model(args: argparse.Namespace) -> int:
-    if given := [
-        n
-        for n in ("init", "feed", "network", "loss", "scan", "set", "json", "out")
-        if getattr(args, n)
-    ]:
-        raise UsageError(f"--{given[0]} is for gradients; {args.net} is a pretrained model")
-    print(report := check_model(load(args.net)))
+    for option in ("init", "feed", "network", "loss", "scan", "set", "json", "out"):
+        if getattr(args, option):
+            raise UsageError(f"--{option} is for gradients; {args.net} is a pretrained model")
+    report = check_model(load(args.net))
+    print(report)
     return int(bool(report.findings))
 
 
@@ -248,26 +248,21 @@ def _subject(args: argparse.Namespace) -> gradients.Subject:
     feeds = parse_feeds(args.feed, args.seed)
     if is_function:
         return gradients.subject_of_target(args.net, feeds, scanned=args.scan)
+    key = jax.random.key(args.seed)
     plan = _plan_of(Path(args.net))
     if plan is not None or args.network is not None:
         net, before = _one_net(plan or read_net(Path(args.net)), args.network)
-        loss = args.loss or ("loss" if any("loss" in op.outputs for op in net.ops) else None)
-        return gradients.subject_of_net(
-            net,
-            _run_before(before, _load_blobs(args), args.seed),
-            loss,
-            key=jax.random.key(args.seed),
-        )
+        loss = args.loss
+        if not loss and any("loss" in op.outputs for op in net.ops):
+            loss = "loss"
+        blobs = _run_before(before, _load_blobs(args), args.seed)
+        return gradients.subject_of_net(net, blobs, loss, key=key)
     try:
-        return gradients.subject_of_file(
-            args.net, feeds, args.loss, init=args.init, key=jax.random.key(args.seed)
-        )
+        return gradients.subject_of_file(args.net, feeds, args.loss, init=args.init, key=key)
     except NetError as e:
-        hint = (
-            _not_given(e, read_net(Path(args.net)), _load_blobs(args), args)
-            if Path(args.net).is_file()
-            else ""
-        )
+        hint = ""
+        if Path(args.net).is_file():
+            hint = _not_given(e, read_net(Path(args.net)), _load_blobs(args), args)
         raise (NetError(f"{e}; {hint}") if hint else e) from None
 
 
@@ -333,7 +328,8 @@ def _run_before(nets: tuple[Net, ...], blobs: dict[str, Any], seed: int) -> dict
 
 def _opened(args: argparse.Namespace) -> tuple[Net | Plan, dict[str, Any]]:
     """Returns the net or the plan of `run` and `show`, and the blobs of --init and --feed. A folder is a package."""
-    if (folder := Path(args.net)).is_dir() and (folder / PREDICT).is_file():
+    folder = Path(args.net)
+    if folder.is_dir() and (folder / PREDICT).is_file():
         args.net = folder / PREDICT
         args.init = args.init or folder / INIT
     elif folder.is_dir():
@@ -344,7 +340,8 @@ def _opened(args: argparse.Namespace) -> tuple[Net | Plan, dict[str, Any]]:
     blobs = _load_blobs(args)
     if isinstance(model, Net):
         known = dict.fromkeys((*model.external_inputs, *all_names(model)))
-        for name in (feed.partition("=")[0] for feed in args.feed):
+        for feed in args.feed:
+            name = feed.partition("=")[0]
             if name not in known:
                 raise UsageError(
                     f"--feed {name}: {_no_blob(model, name, known, 'reads', reads(model))}"

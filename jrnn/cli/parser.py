@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,9 +31,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         dest="command", prog="jrnn", metavar="COMMAND", help=argparse.SUPPRESS
     )
-    for function, name, summary, add_options in (
-        command for group in COMMANDS.values() for command in group
-    ):
+    for function, name, summary, add_options in itertools.chain(*COMMANDS.values()):
         p = commands.add_parser(name, description=f"{summary[0].upper()}{summary[1:]}.")
         p.set_defaults(function=function)
         options = _Options(p)
@@ -45,7 +44,9 @@ def _listed() -> str:
     """Returns the commands in groups, a line each."""
     lines = []
     for title, group in COMMANDS.items():
-        lines += ["", f"{title}:", *(f"  {name:10}{summary}" for _, name, summary, _ in group)]
+        lines += ["", f"{title}:"]
+        for _, name, summary, _ in group:
+            lines.append(f"  {name:10}{summary}")
     return "\n".join(lines[1:])
 
 
@@ -83,19 +84,12 @@ class _Options:
         self._to.add_argument(name, action="append", metavar=metavar, help=help, default=given)
 
     def json(self, what: str) -> None:
-        self.option(
-            "--json",
-            "FILE",
-            f"write {what} as JSON (-: to the terminal, in place of tables)",
-            _path,
-        )
+        help = f"write {what} as JSON (-: to the terminal, in place of tables)"
+        self.option("--json", "FILE", help, _path)
 
     def set(self, where: str) -> None:
-        self.several(
-            "--set",
-            "KEY=VALUE",
-            f"change one key of {where}, as in train.steps=100; may be repeated",
-        )
+        help = f"change one key of {where}, as in train.steps=100; may be repeated"
+        self.several("--set", "KEY=VALUE", help)
 
     def seed(self, help: str) -> None:
         self.option("--seed", "N", f"{help} (default: %(default)s)", _count(0, 2**32 - 1), 0)
@@ -116,7 +110,7 @@ class _Options:
 
 
 def _nothing(p: _Options) -> None:
-    pass
+    """The arguments of a command that has none."""
 
 
 def _train(p: _Options) -> None:
@@ -494,4 +488,4 @@ def _file(text: str) -> Path:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in text.split(",") if name)
+    return tuple(filter(None, text.split(",")))

@@ -7,7 +7,6 @@ import json
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import fields
 
 import numpy as np
 from rich.console import Console
@@ -27,15 +26,14 @@ def wide_console() -> Console:
 
 
 def ops_command(args: argparse.Namespace) -> int:
-    known = catalog.entries()
-    matching = [e for e in known if args.pattern.lower() in e.type.lower()]
+    known = {e.type: e for e in catalog.entries()}
+    matching = [name for name in known if args.pattern.lower() in name.lower()]
     if not matching:
-        raise UsageError(
-            f"no operator's name contains {args.pattern!r}{near(args.pattern, [e.type for e in known])}"
-        )
-    for e in matching:
+        raise UsageError(f"no operator's name contains {args.pattern!r}{near(args.pattern, known)}")
+    for name in matching:
+        e = known[name]
         arguments = f"  {e.arguments}" if e.arguments else ""
-        print(f"{e.type}({e.inputs}) -> {e.outputs}{arguments}  gradient: {e.gradient}")
+        print(f"{name}({e.inputs}) -> {e.outputs}{arguments}  gradient: {e.gradient}")
     return 0
 
 
@@ -44,10 +42,17 @@ def doctor_command(args: argparse.Namespace) -> int:
 
 
 def bench_command(args: argparse.Namespace) -> int:
-    names = [f.name for f in fields(SuiteOptions) if f.name not in ("console", "suite")]
-    chosen = {name: getattr(args, name) for name in names}
-    console = wide_console() if args.json != "-" else terminal(sys.stderr)
-    options = SuiteOptions(**chosen, console=console)
+    options = SuiteOptions(
+        cells=args.cells,
+        modes=args.modes,
+        sizes=args.sizes,
+        peers=args.peers,
+        turns=args.turns,
+        seconds=args.seconds,
+        json=args.json,
+        plot=args.plot,
+        console=wide_console() if args.json != "-" else terminal(sys.stderr),
+    )
     if args.step is not None:
         if args.compile_for is not None:
             raise UsageError(f"--compile-for means nothing for a step of your own, {args.step}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -57,12 +58,13 @@ def train_command(args: argparse.Namespace) -> int:
         )
     values = list(_combinations(args.sweep))
     file = given / "config.toml" if given.is_dir() else given
-    configs = [load_config(file, [*changes, *some]) for some in values]  # all, before the first run
-    if args.tensorboard:
-        loggers = list(dict.fromkeys([*configs[0].train.loggers, "tensorboard"]))
-        configs = [
-            replace(config, train=replace(config.train, loggers=loggers)) for config in configs
-        ]
+    configs = []  # all, before the first run
+    for some in values:
+        config = load_config(file, [*changes, *some])
+        if args.tensorboard and "tensorboard" not in config.train.loggers:
+            loggers = [*config.train.loggers, "tensorboard"]
+            config = replace(config, train=replace(config.train, loggers=loggers))
+        configs.append(config)
     if configs[0].train.devices > 1 and not args.distributed and args.coordinator is None:
         host.divide_cpu(configs[0].train.devices)
     if args.out is not None:
@@ -111,7 +113,7 @@ def _sweep(configs: Sequence[Config], folders: Sequence[Path], args: argparse.Na
             print(f"{folder}: {e}", file=sys.stderr)
             failed = True
     if jax.process_index() == 0:
-        wide_console().print(*runs_tables([summarize(folder) for folder in folders]))
+        wide_console().print(*runs_tables(list(map(summarize, folders))))
     return MISTAKE if failed else 0
 
 
@@ -144,24 +146,29 @@ def _train_one(config: Config, out: Path, args: argparse.Namespace) -> int:
 
 
 def tokens_command(args: argparse.Namespace) -> int:
-    names = ("tokenizer", "vocabulary", "separator", "field", "end")
     with Heartbeat(terminal(), "reading") as beat:
         corpus = tokenize(
-            args.texts, args.out, **{name: getattr(args, name) for name in names}, say=beat.say
+            args.texts,
+            args.out,
+            tokenizer=args.tokenizer,
+            vocabulary=args.vocabulary,
+            separator=args.separator,
+            field=args.field,
+            end=args.end,
+            say=beat.say,
         )
-    size = (
-        f"{len(corpus):,} tokens of {corpus.vocabulary:,} kinds in {corpus.documents:,} documents"
-    )
-    print(printable(f"wrote {args.out}: {size}"))
+    size = f"{len(corpus):,} tokens of {corpus.vocabulary:,} kinds"
+    print(printable(f"wrote {args.out}: {size} in {corpus.documents:,} documents"))
     return 0
 
 
-OF_MODELS = (
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-)  # options of `jrnn sample` for pretrained models
+# Options of `jrnn sample` for pretrained models.
+OF_MODELS = ("top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def _given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Returns the options among `names` that the command line has."""
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
 def sample_command(args: argparse.Namespace) -> int:
@@ -173,11 +180,11 @@ def sample_command(args: argparse.Namespace) -> int:
         if not Path(args.run).parent.exists():
             load(args.run)  # raises, and says how to download a model of the hub
         raise
-    if args.stop or any(getattr(args, name) is not None for name in OF_MODELS):
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in OF_MODELS)
-        raise UsageError(f"{options} and --stop are for folders of pretrained models")
+    if args.stop or _given(args, OF_MODELS):
+        options = ", ".join(OF_MODELS).replace("_", "-").replace(" ", " --")
+        raise UsageError(f"--{options} and --stop are for folders of pretrained models")
     names = ("prompt", "length", "temperature", "beam", "attention")
-    print(model.sample(args.seed, **{name: getattr(args, name) for name in names}))
+    print(model.sample(args.seed, **_given(args, names)))
     return 0
 
 
@@ -185,14 +192,9 @@ def _sample_model(args: argparse.Namespace) -> int:
     if args.beam is not None or args.attention is not None:
         raise UsageError("--beam and --attention are for runs of the task seq2seq")
     length = 100 if args.length is None else args.length
-    options = {
-        name: getattr(args, name)
-        for name in ("temperature", *OF_MODELS)
-        if getattr(args, name) is not None
-    }
-    for piece in write_text(
-        args.run, args.prompt or "", length, stop=args.stop, seed=args.seed, **options
-    ):
+    options = _given(args, ("temperature", *OF_MODELS))
+    options |= {"stop": args.stop, "seed": args.seed}
+    for piece in write_text(args.run, args.prompt or "", length, **options):
         print(piece, end="", flush=True)
     print()
     return 0
@@ -233,9 +235,9 @@ def plot_command(args: argparse.Namespace) -> int:
 
 
 def runs_command(args: argparse.Namespace) -> int:
-    summaries = [summarize(run) for run in find_runs(args.folder)]
+    summaries = list(map(summarize, find_runs(args.folder)))
     if args.json:
-        write_json(args.json, [asdict(run) for run in summaries])
+        write_json(args.json, list(map(asdict, summaries)))
     if args.json != "-":
         wide_console().print(*runs_tables(summaries))
         say_written(args.json)

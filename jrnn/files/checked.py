@@ -59,12 +59,7 @@ def parse_json(
         value = json.loads(text, object_pairs_hook=_once, parse_float=number, parse_constant=number)
         level = [value]
         for _ in range(DEEPEST):
-            level = [
-                part
-                for x in level
-                if isinstance(x, (dict, list))
-                for part in (x.values() if type(x) is dict else x)
-            ]
+            level = _parts(level)
         if level:
             raise RecursionError
         if "\\u" in text:
@@ -75,20 +70,29 @@ def parse_json(
         ) from None
     except UnicodeEncodeError:
         raise error(f"{where}: is not JSON: a string has half of a surrogate pair") from None
-    except (
-        ValueError
-    ) as e:  # json's own error, bytes that are not UTF-8, or a number of thousands of digits
+    except ValueError as e:
+        # json's own error, bytes that are not UTF-8, or a number of thousands of digits
         raise error(f"{where}: is not JSON: {e}") from None
     return value
+
+
+def _parts(values: list[Any]) -> list[Any]:
+    """Returns what the lists and objects among values hold."""
+    parts: list[Any] = []
+    for value in values:
+        if isinstance(value, dict):
+            parts += value.values()
+        elif isinstance(value, list):
+            parts += value
+    return parts
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     keys = dict(pairs)
     if len(keys) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(
-            f"an object has the key {next(n for n in keys if names.count(n) > 1)!r:.80} twice"
-        )
+        twice = next(name for name in keys if names.count(name) > 1)
+        raise ValueError(f"an object has the key {twice!r:.80} twice")
     return keys
 
 
@@ -207,19 +211,15 @@ def _fits(kind: Any, value: Any) -> bool:
     if dataclasses.is_dataclass(kind):
         return isinstance(value, Mapping)
     given = list if type(value) is tuple else type(value)
-    return (
-        kind is Any
-        or given is (list if kind is tuple else kind)
-        or (kind is float and given is int)
-    )
+    wanted = list if kind is tuple else kind
+    return kind is Any or given is wanted or (kind is float and given is int)
 
 
 def _within(kind: type, value: Any, bounds: AtLeast, where: str, error: type[JrnnError]) -> Any:
     most = math.nan if bounds.most is None else bounds.most
-    if type(value) is int and not -(2**31) <= value <= (
-        2**32 - 1 if math.isnan(most) else min(most, 2**63)
-    ):
-        rule = "have 32 bits" if math.isnan(most) else f"be at most {most}"
+    greatest = 2**32 - 1 if bounds.most is None else min(bounds.most, 2**63)
+    if type(value) is int and not -(2**31) <= value <= greatest:
+        rule = "have 32 bits" if bounds.most is None else f"be at most {most}"
         raise error(f"{where} must {rule}, is {value!r:.40}")
     value = kind(value)
     if not math.isfinite(value) and value != most:

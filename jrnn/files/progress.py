@@ -75,9 +75,10 @@ class Heartbeat:
         """Prints what goes on if nothing was printed for too long."""
         if monotonic() - self._last >= SILENCE:
             what = self._what
-            self.say(
-                what() if callable(what) else f"{what}: {monotonic() - self._since:.0f} s so far"
-            )
+            if callable(what):
+                self.say(what())
+            else:
+                self.say(f"{what}: {monotonic() - self._since:.0f} s so far")
 
     def __enter__(self) -> Heartbeat:
         self._thread.start()
@@ -107,9 +108,8 @@ class RunProgress:
         self._beat = beat
         self._steps = steps
         self._last = f"step {done} of {steps}"
-        self._first: tuple[int, float] | None = (
-            None  # the first step whose end was measured, and when that was
-        )
+        # The first step whose end was measured, and when that was.
+        self._first: tuple[int, float] | None = None
         self._left = math.nan  # seconds
         self._predicted = False
         self._progress = Progress(
@@ -153,11 +153,9 @@ class RunProgress:
 
     def _status(self) -> str:
         self._predicted |= not math.isnan(self._left)
-        return (
-            self._last
-            if math.isnan(self._left)
-            else f"{self._last}, about {duration(self._left)} to go"
-        )
+        if math.isnan(self._left):
+            return self._last
+        return f"{self._last}, about {duration(self._left)} to go"
 
     def say(self, text: str) -> None:
         self._beat.say(text)

@@ -42,9 +42,12 @@ def layouts(names: Iterable[str]) -> dict[str, str]:
         if module != name and f"{module}SCB" in there:
             ends[name] = "SCB"
             spare |= {f"{module}SCB", f"{module}weight_format"}
-        elif end := next((end for end in (*_STATES, *_SCALES) if name + end in there), ""):
-            ends[name] = end
-            spare |= {name + end for end in (*_PARTS, *_SCALES)}
+            continue
+        for end in (*_STATES, *_SCALES):
+            if name + end in there:
+                ends[name] = end
+                spare.update(map(name.__add__, (*_PARTS, *_SCALES)))
+                break
     return {name: ends.get(name, "") for name in there if name not in spare}
 
 
@@ -108,9 +111,8 @@ class Dequantized:
             values = self._four_bits()
         elif self.layout == "SCB":  # a row's greatest magnitude, which is 127
             scales = self.opened.get_tensor(self.name.removesuffix("weight") + "SCB")
-            values = self._tensor("").astype(np.float32) * (
-                scales.astype(np.float32)[:, None] / 127
-            )
+            scales = scales.astype(np.float32)[:, None] / 127
+            values = self._tensor("").astype(np.float32) * scales
         else:
             values = self._stored().astype(np.float32) * self._scales()
         return values.astype(TYPES[self._state.get("dtype", "bfloat16")][1])
@@ -123,13 +125,13 @@ class Dequantized:
             size = int.from_bytes(file.read(8), "little")
             begin, end = json.loads(file.read(size))[self.name]["data_offsets"]
             file.seek(8 + size + begin)
-            return np.frombuffer(file.read(end - begin), ml_dtypes.float8_e4m3fn).reshape(
-                view.get_shape()
-            )
+            stored = np.frombuffer(file.read(end - begin), ml_dtypes.float8_e4m3fn)
+        return stored.reshape(view.get_shape())
 
     def _scales(self) -> Any:
         """The scales of float8, [R or 1, C or 1]."""
-        scales, (rows, columns) = self._tensor(self.layout).astype(np.float32), self.get_shape()
+        scales = self._tensor(self.layout).astype(np.float32)
+        rows, columns = self.get_shape()
         if scales.size == 1:
             return scales.reshape(1, 1)
         if scales.size == rows:
@@ -147,13 +149,10 @@ class Dequantized:
         if "nested_blocksize" in state:  # the greatest values of blocks are quantized too
             nested = np.arange(greatest.size) // state["nested_blocksize"]
             codes = self._tensor(".nested_quant_map").take(greatest)
-            greatest = codes * self._tensor(".nested_absmax").take(nested) + float(
-                state["nested_offset"]
-            )
-        codes = self._tensor(".quant_map").take(
-            np.stack([packed >> 4, packed & 15], axis=-1).reshape(-1)
-        )
+            offset = float(state["nested_offset"])
+            greatest = codes * self._tensor(".nested_absmax").take(nested) + offset
+        numbers = np.stack([packed >> 4, packed & 15], axis=-1).reshape(-1)
+        codes = self._tensor(".quant_map").take(numbers)
         size = math.prod(state["shape"])
-        return (codes[:size] * greatest.take(np.arange(size) // state["blocksize"])).reshape(
-            state["shape"]
-        )
+        scales = greatest.take(np.arange(size) // state["blocksize"])
+        return (codes[:size] * scales).reshape(state["shape"])

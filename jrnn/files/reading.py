@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterator
 from os import PathLike
@@ -31,10 +32,8 @@ def open_file(
         raise error(f"{where}: no such file") from None
     except IsADirectoryError:
         raise error(f"{where}: is a folder, not a file") from None
-    except (
-        OSError,
-        ValueError,
-    ) as e:  # ValueError: a zero byte, or a surrogate that stands for no byte
+    except (OSError, ValueError) as e:
+        # ValueError: a zero byte, or a surrogate that stands for no byte
         raise error(f"{where}: cannot be read: {getattr(e, 'strerror', None) or e}") from None
     status = os.fstat(opened.fileno())
     if not stat.S_ISREG(status.st_mode):
@@ -122,19 +121,19 @@ def read_text(
         ) from None
 
 
-_LIMITS = (
-    "/sys/fs/cgroup/memory.max",
-    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-)  # of a container
+# Limits of a container.
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def available() -> int:
     """Returns how many bytes of memory are free: of the machine, or of its largest accelerator if that has more."""
     import jax  # here: readers of nets know no JAX
 
-    accelerators = (d for d in jax.local_devices() if d.platform != "cpu")
-    limits: list[int] = [(d.memory_stats() or {}).get("bytes_limit", 0) for d in accelerators]
-    return max(free(), 0, *limits)
+    most = free()
+    for device in jax.local_devices():
+        if device.platform != "cpu":
+            most = max(most, (device.memory_stats() or {}).get("bytes_limit", 0))
+    return max(most, 0)
 
 
 def free() -> int:
@@ -146,8 +145,8 @@ def free() -> int:
         except DataError:
             continue
         if path == "/proc/meminfo":
-            lines = (line.split() for line in text.splitlines() if line.startswith("MemAvailable:"))
-            bounds += [int(words[1]) * 1024 for words in lines]
+            for kib in re.findall(r"^MemAvailable:\s*(\d+)", text, re.M):
+                bounds.append(int(kib) * 1024)
         elif text.strip().isdigit():
             bounds.append(int(text))
     return min(bounds)

@@ -36,15 +36,11 @@ def open_tensors(path: str | os.PathLike[str], error: type[JrnnError]) -> Iterat
         JrnnError: of type `error`, for a file that is missing or damaged, and for one with a tensor twice.
     """
     with open_file(path, error, None) as opened:
-        size = min(
-            int.from_bytes(opened.read(8), "little"),
-            _LONGEST_HEADER,
-            os.fstat(opened.fileno()).st_size,
-        )
-        header = opened.read(size)
-    parse_json(
-        header, f"{path}: cannot be read as safetensors: the header", error
-    )  # also for a tensor that is there twice
+        size = int.from_bytes(opened.read(8), "little")
+        most = min(_LONGEST_HEADER, os.fstat(opened.fileno()).st_size)
+        header = opened.read(min(size, most))
+    # Also for a tensor that is there twice.
+    parse_json(header, f"{path}: cannot be read as safetensors: the header", error)
     try:
         with safe_open(path, framework="np") as tensors:
             yield tensors
@@ -62,10 +58,9 @@ def write_tensors(
 ) -> None:
     """Writes arrays to a safetensors file in one step; raises `error` if it cannot be written."""
     with new_file(path, error) as half:
+        in_order = {name: np.asarray(x, order="C") for name, x in arrays.items()}
         try:
-            save_file(
-                {name: np.asarray(x, order="C") for name, x in arrays.items()}, half, metadata
-            )
+            save_file(in_order, half, metadata)
         except SafetensorError as e:
             raise error(f"{path}: cannot be written: {e}") from None
 
@@ -115,9 +110,7 @@ def load_npz(path: str | Path, error: type[JrnnError]) -> dict[str, np.ndarray]:
                         raise ValueError(f"it holds two arrays {name!r}")
                     try:
                         arrays[name] = _array(opened, m.file_size)
-                    except (
-                        Exception
-                    ) as e:  # whatever numpy, zipfile or a codec raises for a damaged file
+                    except Exception as e:  # whatever numpy, zipfile or a codec raises
                         raise ValueError(f"array {name!r}: {_reason(e)}") from None
             return arrays
     except error:

@@ -14,12 +14,8 @@ import numpy as np
 from jrnn.errors import JrnnError
 from jrnn.files.reading import free, open_file
 
-NAMES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-}  # of types, in safetensors
+# Names of types in safetensors.
+NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _MAGIC = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle before torch 1.6
 
 
@@ -38,13 +34,8 @@ def read_torch(path: Path, error: type[JrnnError]) -> dict[str, Any]:
     try:
         import torch
     except ImportError:
-        out = str(
-            path.with_name(
-                "model.safetensors"
-                if path.name.startswith("pytorch_model")
-                else path.stem + ".safetensors"
-            )
-        )
+        stem = "model" if path.name.startswith("pytorch_model") else path.stem
+        out = str(path.with_name(f"{stem}.safetensors"))
         raise error(
             f"{path} is a file of torch.save, which only torch can read, and torch is not installed; with torch, these "
             "lines convert the file:\n"
@@ -54,12 +45,10 @@ def read_torch(path: Path, error: type[JrnnError]) -> dict[str, Any]:
             "If the file is a checkpoint, save the state dict in it: torch.load(...)['state_dict']"
         ) from None
     try:
-        file = torch.load(
-            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
-        )
-    except (
-        Exception
-    ) as e:  # whatever torch, pickle or zipfile raises for a file that is damaged or holds objects
+        is_zip = zipfile.is_zipfile(path)
+        file = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except Exception as e:
+        # whatever torch, pickle or zipfile raises for a file that is damaged or holds objects
         raise error(
             f"{path}: torch reads no state dict from it: {str(e).strip().partition('.')[0]}; in PyTorch, save one with "
             "torch.save(model.state_dict(), path)"
@@ -75,15 +64,11 @@ def as_array(tensor: Any) -> np.ndarray:
     """A tensor of torch as an array of the same type and bits; raises ValueError for one that numpy cannot hold."""
     try:
         tensor = tensor.detach().cpu()
-        is_bfloat16 = str(tensor.dtype) == "torch.bfloat16"  # which numpy lacks
-        return np.asarray(
-            tensor.float().numpy().astype(ml_dtypes.bfloat16) if is_bfloat16 else tensor.numpy()
-        )
-    except (
-        NotImplementedError,
-        RuntimeError,
-        TypeError,
-    ) as e:  # it is quantized, sparse, or without data (meta)
+        if str(tensor.dtype) == "torch.bfloat16":  # which numpy lacks
+            return np.asarray(tensor.float().numpy().astype(ml_dtypes.bfloat16))
+        return np.asarray(tensor.numpy())
+    except (NotImplementedError, RuntimeError, TypeError) as e:
+        # it is quantized, sparse, or without data (meta)
         raise ValueError(str(e).partition("\n")[0][:200]) from e
 
 
@@ -126,10 +111,11 @@ def open_torch_tensors(path: Path, error: type[JrnnError]) -> Iterator[Any]:
     if not is_of_torch(path, error):
         raise error(f"{path}: is no file of torch.save")
     file = read_torch(path, error)
-    if odd := [name for name, value in file.items() if not hasattr(value, "detach")]:
-        raise error(
-            f"{path}: {odd[0]!r} is a {type(file[odd[0]]).__name__}; the file must hold a state dict, names to tensors"
-        )
+    for name, value in file.items():
+        if not hasattr(value, "detach"):
+            raise error(
+                f"{path}: {name!r} is a {type(value).__name__}; the file must hold a state dict, names to tensors"
+            )
     try:
         yield _TorchTensors(file)
     except ValueError as e:

@@ -105,7 +105,7 @@ def new_folder(
         with _half(whole if inside else whole.parent, is_folder=True) as half:
             yield half
             old = [p for p in whole.iterdir() if p != half] if whole.is_dir() else []
-            spare = [p for p in old if any(p.match(pattern) for pattern in replaces)]
+            spare = [path for path in old if any(map(path.match, replaces))]
             if not inside:
                 for path in old:
                     if path not in spare and not (half / path.name).exists():
@@ -158,9 +158,10 @@ def _remove_left(folder: Path) -> None:
 
 def _remove(half: Path) -> None:
     with contextlib.suppress(OSError, ValueError):
-        shutil.rmtree(
-            half, ignore_errors=True
-        ) if half.is_dir() and not half.is_symlink() else half.unlink()
+        if half.is_dir() and not half.is_symlink():
+            shutil.rmtree(half, ignore_errors=True)
+        else:
+            half.unlink()
 
 
 @contextlib.contextmanager

@@ -92,11 +92,8 @@ class Corpus:
         data = read_file(path, DataError)
         index = record(_Index, parse_json(data, str(path), DataError), str(path), DataError)
         names = [shard.name for shard in index.shards]
-        if (
-            not names
-            or len(set(names)) < len(names)
-            or not all(re.fullmatch("[0-9]{5,18}", name) for name in names)
-        ):
+        are_numbers = all(re.fullmatch("[0-9]{5,18}", name) for name in names)
+        if not names or len(set(names)) < len(names) or not are_numbers:
             raise DataError(
                 f"{path}: shards must have different names of digits, and there must be one"
             )
@@ -105,11 +102,11 @@ class Corpus:
                 f"{path}: end must be less than the vocabulary of {index.vocabulary}, is {index.end}"
             )
         corpus = cls(
-            folder,
-            index.vocabulary,
-            index.end,
-            tuple(index.shards),
-            hashlib.sha256(data).hexdigest(),
+            folder=folder,
+            vocabulary=index.vocabulary,
+            end=index.end,
+            shards=tuple(index.shards),
+            sha256=hashlib.sha256(data).hexdigest(),
         )
         for shard in corpus.shards:
             for kind in ("tokens", "begins"):
@@ -147,11 +144,9 @@ class Corpus:
 
     def _opened(self, shard: Shard, kind: str) -> BinaryIO:
         file = open_file(self.folder / f"{shard.name}.{kind}", DataError, None)
-        size = (
-            shard.tokens * self._type.itemsize
-            if kind == "tokens"
-            else shard.documents * BEGINS.itemsize
-        )
+        size = shard.documents * BEGINS.itemsize
+        if kind == "tokens":
+            size = shard.tokens * self._type.itemsize
         if (actual := os.fstat(file.fileno()).st_size) != size:
             file.close()
             raise DataError(f"{file.name}: has {actual} bytes; {INDEX} says {size}; {AGAIN}")

@@ -76,7 +76,8 @@ class Documents:
         if self.separator is None:
             yield text, piece.start == 0, piece.stop == piece.size
             return
-        yield from ((document, True, True) for document in text.split(self.separator))
+        for document in text.split(self.separator):
+            yield document, True, True
 
     def _objects(self, piece: Piece, data: bytes) -> Iterator[tuple[str, bool, bool]]:
         at = piece.start
@@ -103,19 +104,13 @@ def pieces_of(path: str, documents: Documents) -> Iterator[Piece]:
     Raises:
         DataError: if the file cannot be read, or a document is too long.
     """
+    mark = documents.mark(path)
     try:
         with open_file(path, DataError, None) as f:
             stat = os.fstat(f.fileno())
             start = 0
             while start < stat.st_size:
-                stop = _end(
-                    f,
-                    path,
-                    start + PIECE,
-                    stat.st_size,
-                    documents.mark(path),
-                    documents.separator is None,
-                )
+                stop = _end(f, path, start + PIECE, stat.st_size, mark, documents.separator is None)
                 yield Piece(path, start, stop, stat.st_size, stat.st_mtime_ns)
                 start = stop
     except OSError as e:
@@ -138,9 +133,8 @@ def _end(f: Any, path: str, at: int, size: int, mark: bytes, anywhere: bool) -> 
         return size
     if anywhere and not _is_json(path):
         f.seek(at)
-        return at + next(
-            k for k, byte in enumerate(f.read(4)) if byte & 0xC0 != 0x80
-        )  # where a character begins
+        # Where a character begins.
+        return at + next(k for k, byte in enumerate(f.read(4)) if byte & 0xC0 != 0x80)
     raise DataError(
         f"{path}: the document at byte {at} does not end within {LONGEST >> 20} MiB; a document must be shorter"
     )

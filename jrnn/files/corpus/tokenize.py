@@ -30,17 +30,12 @@ from jrnn.files.corpus.corpus import (
 from jrnn.files.corpus.pieces import Documents, Piece, pieces_of
 from jrnn.files.reading import read_tokenizer, tokenizers_package
 
-ENDS = (
-    "<|endoftext|>",
-    "</s>",
-    "<eos>",
-    "[SEP]",
-)  # tokens that end a document, in the order in which they are looked for
+# Tokens that end a document, in the order in which they are looked for.
+ENDS = ("<|endoftext|>", "</s>", "<eos>", "[SEP]")
 PART = 1 << 17  # characters that are encoded as one; a longer document is cut at ends of lines
 BATCH = 1 << 20  # characters that are encoded in one call, on all cores
-LARGEST_VOCABULARY = (
-    10_000_000  # the trainer allocates room for all, and aborts the process if there is none
-)
+# The trainer allocates room for all tokens, and aborts the process if there is none.
+LARGEST_VOCABULARY = 10_000_000
 SAMPLE = 100_000_000  # bytes of text that a new tokenizer learns from
 
 
@@ -96,7 +91,9 @@ def tokenize(
             raise DataError("the separator of documents must not be empty")
     except UnicodeEncodeError:
         raise DataError(f"the separator of documents {separator!r} is not UTF-8") from None
-    pieces = [piece for path in texts for piece in pieces_of(str(path), documents)]
+    pieces: list[Piece] = []
+    for path in texts:
+        pieces += pieces_of(str(path), documents)
     total = sum(piece.stop - piece.start for piece in pieces)
     if not total:
         raise DataError(f"{', '.join(map(str, texts[:3]))}: there is no text")
@@ -113,26 +110,24 @@ def tokenize(
     if tokenizer is None:
         rules["vocabulary"] = vocabulary
     shards: list[Shard] = []
+    tokens = 0
     done = 0
     for k, piece in enumerate(pieces):
         name = f"{k:05}"
         made_from = {**piece.record(), **rules}
-        already = _already_written(out, name, made_from, dtype_of(size))
-        shards.append(
-            already
-            or _write_shard(
-                out, name, made_from, piece, documents, known, dtype_of(size), end_token
-            )
-        )
+        dtype = dtype_of(size)
+        shard = _already_written(out, name, made_from, dtype)
+        if shard is None:
+            shard = _write_shard(out, name, made_from, piece, documents, known, dtype, end_token)
+        shards.append(shard)
+        tokens += shard.tokens
         done += piece.stop - piece.start
-        say(
-            f"{done / total:.0%}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {sum(s.tokens for s in shards):,} tokens"
-        )
+        say(f"{done / total:.0%}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {tokens:,} tokens")
     index = {
         "format": FORMAT,
         "vocabulary": size,
         "end": end_token,
-        "shards": [asdict(shard) for shard in shards],
+        "shards": list(map(asdict, shards)),
     }
     write_whole(out / INDEX, (json.dumps(index, indent=1) + "\n").encode(), DataError)
     return Corpus.open(out)
@@ -204,7 +199,10 @@ def _end_token(known: Any, end: str | None) -> int | None:
         if (number := known.token_to_id(end)) is None:
             raise DataError(f"the tokenizer has no token {end!r}")
         return int(number)
-    return next((int(t) for t in map(known.token_to_id, ENDS) if t is not None), None)
+    for token in ENDS:
+        if (number := known.token_to_id(token)) is not None:
+            return int(number)
+    return None
 
 
 def _already_written(
@@ -225,9 +223,8 @@ def _already_written(
                 "give another --out"
             )
     try:
-        data = b"".join(
-            read_file(out / f"{name}.{kind}", DataError, None) for kind in ("tokens", "begins")
-        )
+        data = read_file(out / f"{name}.tokens", DataError, None)
+        data += read_file(out / f"{name}.begins", DataError, None)
     except DataError:
         return None
     size = shard.tokens * dtype.itemsize + shard.documents * BEGINS.itemsize
@@ -260,9 +257,8 @@ def _write_shard(
     write_whole(out / f"{name}.tokens", data, DataError)
     write_whole(out / f"{name}.begins", starts.tobytes(), DataError)
     shard = Shard(name, count, len(starts), _sha256(data + starts.tobytes()))
-    write_whole(
-        out / f"{name}.json", json.dumps(asdict(_Written(made_from, shard))).encode(), DataError
-    )
+    written = json.dumps(asdict(_Written(made_from, shard)))
+    write_whole(out / f"{name}.json", written.encode(), DataError)
     return shard
 
 
@@ -273,9 +269,8 @@ def _encoded(
     batch: list[tuple[str, bool, bool]] = []
 
     def encode() -> Iterator[tuple[list[int], bool, bool]]:
-        encodings = known.encode_batch_fast(
-            [text for text, _, _ in batch], add_special_tokens=False
-        )
+        texts = [text for text, _, _ in batch]
+        encodings = known.encode_batch_fast(texts, add_special_tokens=False)
         for encoding, (_, opens, closes) in zip(encodings, batch):
             yield encoding.ids, opens, closes
 
