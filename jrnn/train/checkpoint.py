@@ -7,6 +7,7 @@ read only if no sealed checkpoint loads.
 
 from __future__ import annotations
 
+import bisect
 import errno
 import json
 import logging
@@ -25,6 +26,7 @@ import orbax.checkpoint as ocp
 
 from jrnn.errors import CheckpointError
 from jrnn.files import LARGEST, digest_of, kind_of, open_file, read_json, write_whole
+from jrnn.train.optimizers import name_of
 
 SEAL = "sha256.json"
 REMOVED = ".removed"  # ends the name that a checkpoint gets before its files are removed
@@ -60,9 +62,8 @@ class Checkpoints:
             for path in self.folder.glob(f".*{REMOVED}"):
                 _remove(path)
         for step in steps_in(self.folder):
-            _check_files(
-                self.folder / str(step), LARGEST, "_*"
-            )  # which orbax reads to list the checkpoints
+            # Orbax reads these files to list the checkpoints.
+            _check_files(self.folder / str(step), LARGEST, "_*")
         with _quiet():
             options = ocp.CheckpointManagerOptions(
                 create=False,
@@ -144,8 +145,9 @@ class Checkpoints:
         steps = self.steps()
         needed = set(steps[-1:])
         for end in ends:
-            needed.update([step for step in steps if step <= end][-1:])
-        self.remove(step for step in steps if step not in needed)
+            up_to_end = steps[: bisect.bisect_right(steps, end)]
+            needed.update(up_to_end[-1:])
+        self.remove(set(steps) - needed)
 
     @_quiet()
     def load(self, step: int, like: Any) -> Any:
@@ -203,12 +205,11 @@ class Checkpoints:
                 warnings.append(
                     f"{where}: is not sealed, so damage cannot be detected; {used}, as no sealed one is left"
                 )
-            skipped = [n for n in numbers if n > number and not is_sealed(self.folder / str(n))]
-            warnings += [
-                f"{self.folder / str(n)}: is not sealed; {used}"
-                for n in skipped
-                if is_sealed(where)
-            ]
+                return restored, warnings
+            for later in numbers:
+                folder = self.folder / str(later)
+                if later > number and not is_sealed(folder):
+                    warnings.append(f"{folder}: is not sealed; {used}")
             return restored, warnings
         raise CheckpointError("; ".join(damaged) + "; no checkpoint is left to continue from")
 
@@ -229,8 +230,12 @@ def _remove(path: Path) -> None:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(SEAL))
-    return {p.relative_to(folder).as_posix(): digest_of(p, CheckpointError) for p in files}
+    """Returns the checksums of a checkpoint's files, without the seal."""
+    digests = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.startswith(SEAL):
+            digests[path.relative_to(folder).as_posix()] = digest_of(path, CheckpointError)
+    return digests
 
 
 def _check_files(folder: Path, most: int, names: str = "*") -> None:
@@ -242,7 +247,7 @@ def _check_files(folder: Path, most: int, names: str = "*") -> None:
 
 def steps_in(folder: Path) -> list[int]:
     """Returns the steps whose checkpoints a folder holds."""
-    names = (p.name for p in folder.iterdir()) if folder.is_dir() else ()
+    names = os.listdir(folder) if folder.is_dir() else ()
     return sorted(int(name) for name in names if re.fullmatch("[0-9]{1,18}", name))
 
 
@@ -267,18 +272,15 @@ def broken_seal(folder: Path) -> str | None:
         digests = _digests(folder)
     except CheckpointError as e:
         return _first_line(e)
-    return next(
-        (f"{name} is not what was written" for name in sealed if digests.get(name) != sealed[name]),
-        None,
-    )
+    for name, digest in sealed.items():
+        if digests.get(name) != digest:
+            return f"{name} is not what was written"
+    return None
 
 
 def _as_dict(state: Any) -> dict[str, Any]:
     """Returns a pytree of any containers as a flat dict from paths to arrays."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): x
-        for path, x in jax.tree.leaves_with_path(state)
-    }
+    return {name_of(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}
 
 
 def _shapes(tree: Any) -> dict[str, str]:

@@ -44,23 +44,19 @@ class OptimizerConfig:
     name: str = "adam"  # any of optax's optimizers, such as adamw or contrib.muon
     learning_rate: float = 3e-3  # the greatest rate of the schedule
     schedule: str = "cosine"  # constant; cosine, linear: from learning_rate to final_rate; or any of optax's by name
-    schedule_options: dict = field(
-        default_factory=dict
-    )  # arguments of a schedule by its optax name, as decay_rate
+    # arguments of a schedule by its optax name, as decay_rate
+    schedule_options: dict = field(default_factory=dict)
     schedule_steps: Natural = 0  # the schedule's length; 0: train.steps
     final_rate: NonNegative = 0.0  # of the schedules cosine and linear, at the schedule's last step
     warmup: Natural = 0  # steps of linear growth from 0 before the schedule starts
     clip: NonNegative = 1.0  # the greatest norm of the gradient; 0: no clipping
-    options: dict = field(
-        default_factory=dict
-    )  # further arguments of the optax optimizer, such as b2 or weight_decay
-    decay: Literal["all", "matrices"] = (
-        "all"  # what weight decay acts on: all parameters, or none that is a vector
-    )
+    # further arguments of the optax optimizer, such as b2 or weight_decay
+    options: dict = field(default_factory=dict)
+    # what weight decay acts on: all parameters, or none that is a vector
+    decay: Literal["all", "matrices"] = "all"
     accumulate: Positive = 1  # parts in which a step reads its batch, one after the other: less memory, the same result
-    only: list[str] = field(
-        default_factory=list
-    )  # patterns of names of the parameters to train, as "layers.1.*"; []: all
+    # patterns of names of the parameters to train, as "layers.1.*"; []: all
+    only: list[str] = field(default_factory=list)
     ema: float = 0.0  # decay of a running mean of the parameters, which is validated, sampled and exported; 0: none
 
     def __post_init__(self):
@@ -75,9 +71,8 @@ class OptimizerConfig:
 class GradientConfig:
     """Which gradient trains the model: JAX's of the lowered net, or the generated backward net's."""
 
-    source: Literal["jax", "net"] = (
-        "jax"  # of the lowered net, or by operators that add_gradients makes
-    )
+    # of the lowered net, or by operators that add_gradients makes
+    source: Literal["jax", "net"] = "jax"
     check: bool = False  # compare both in float64 on the first batch, and stop if they disagree
     check_every: Natural = 0  # compare them again after every so many steps; 0: never
 
@@ -96,19 +91,15 @@ class TrainConfig:
     checkpoint_every: Positive = 250  # steps between checkpoints
     keep: Positive = 2  # checkpoints kept
     devices: Natural = 1  # devices that share each batch; 0: all that there are
-    loggers: list[str] = field(
-        default_factory=list
-    )  # of additional metrics next to metrics.jsonl: tensorboard, csv, MODULE:NAME
-    precision: Literal["float32", "bfloat16"] = (
-        "float32"  # of products and activations; parameters stay float32
-    )
-    on_nan: Literal["stop", "skip"] = (
-        "stop"  # what to do if a step's loss, gradient or update is not finite
-    )
+    # of additional metrics next to metrics.jsonl: tensorboard, csv, MODULE:NAME
+    loggers: list[str] = field(default_factory=list)
+    # of products and activations; parameters stay float32
+    precision: Literal["float32", "bfloat16"] = "float32"
+    # what to do if a step's loss, gradient or update is not finite
+    on_nan: Literal["stop", "skip"] = "stop"
     loss_limit: NonNegative = 0.0  # a greater loss counts as not finite; 0: no limit
-    metrics: list[str] = field(
-        default_factory=list
-    )  # your functions, MODULE:FUNCTION, called at validations
+    # your functions, MODULE:FUNCTION, called at validations
+    metrics: list[str] = field(default_factory=list)
 
     def __post_init__(self):
         check_bounds("train", self)
@@ -224,18 +215,23 @@ def find_config(given: str | Path) -> Path:
 
 def nearest_config(path: Path) -> str:
     """Returns how an error about a missing config ends: with the nearest name, or with where the names are listed."""
-    there = path.parent.glob("*.toml") if path.parent.is_dir() else ()
-    meant = near(path.name, [p.name for p in there if near(path.stem, [p.stem])]) or near(
-        path.stem, config_names()
-    )
+    names = []
+    if path.parent.is_dir():
+        for there in path.parent.glob("*.toml"):
+            if near(path.stem, [there.stem]):
+                names.append(there.name)
+    meant = near(path.name, names) or near(path.stem, config_names())
     return meant or "; `jrnn configs` lists the configs that ship"
 
 
 def describe_config(name: str) -> str:
     """Returns the comment that opens a shipped config, without its first line, which is the command."""
-    lines = read_text(CONFIGS / f"{name}.toml", ConfigError).splitlines()
-    end = next(number for number, line in enumerate(lines) if not line.startswith("#"))
-    return " ".join(line.removeprefix("# ") for line in lines[1:end])
+    lines = []
+    for line in read_text(CONFIGS / f"{name}.toml", ConfigError).splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.removeprefix("# "))
+    return " ".join(lines[1:])
 
 
 def _with_code_of(folder: Path, tables: dict[str, Any]) -> dict[str, Any]:
@@ -243,13 +239,14 @@ def _with_code_of(folder: Path, tables: dict[str, Any]) -> dict[str, Any]:
 
     def located(value: Any) -> Any:
         if isinstance(value, list):
-            return [located(item) for item in value]
+            return list(map(located, value))
         return target_in(value, folder) if isinstance(value, str) else value
 
     for table, keys in (("", ("task",)), ("model", ("kind",)), ("train", ("metrics", "loggers"))):
         values = tables.get(table) if table else tables
         if isinstance(values, dict):
-            values |= {key: located(values[key]) for key in keys if key in values}
+            for key in values.keys() & set(keys):
+                values[key] = located(values[key])
     return tables
 
 
@@ -266,15 +263,13 @@ def load_config(path: str | Path, assignments: Iterable[str] = ()) -> Config:
     """
     path = find_config(path)
     tables = _with_code_of(path.parent, read_toml(path, nearest_config(path)))
-    config = decode(
-        Config, tables, str(path)
-    )  # first, so that a mistake in the file is not blamed on the assignments
+    # First, so that a mistake in the file is not blamed on the assignments.
+    config = decode(Config, tables, str(path))
     assignments = tuple(assignments)
     if not assignments:
         return config
-    return decode(
-        Config, override(tables, assignments), f"{path} with --set {' '.join(assignments)}"
-    )
+    where = f"{path} with --set {' '.join(assignments)}"
+    return decode(Config, override(tables, assignments), where)
 
 
 @dataclass(frozen=True)
@@ -294,55 +289,50 @@ def keys_of(table: type) -> list[Key]:
     >>> [key.name for key in keys_of(GradientConfig)]
     ['source', 'check', 'check_every']
     """
-    meanings = {
-        k: text
-        for kind in table.__mro__
-        if is_dataclass(kind)
-        for k, text in _comments(kind).items()
-        if text
-    }
+    meanings: dict[str, str] = {}
+    for kind in filter(is_dataclass, table.__mro__):
+        meanings |= _comments(kind)
     types = typing.get_type_hints(table)
     keys = []
     for f in fields(table):
+        if f.name == "kind":
+            continue
         kind = types[f.name]
         choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
         default = f.default if f.default is not MISSING else f.default_factory()  # type: ignore[misc]
         text = None if default is None else json.dumps(default)
         keys.append(Key(f.name, text, choices, meanings.get(f.name, "")))
-    return [key for key in keys if key.name != "kind"]
+    return keys
 
 
 def _comments(table: type) -> dict[str, str]:
-    """Returns the comment of each field of a dataclass."""
+    """Returns the comment of each field of a dataclass that has one: above the field, or on its lines."""
     source = textwrap.dedent(inspect.getsource(table))
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    texts = {
-        t.start[0]: t.string.strip("# ")
-        for t in tokens
-        if t.type == tokenize.COMMENT and "fmt:" not in t.string
-    }
-    body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
-    return {
-        node.target.id: " ".join(t for k, t in texts.items() if node.lineno <= k <= node.end_lineno)
-        for node in body
-        if isinstance(node, ast.AnnAssign)
-    }
+    texts: dict[int, str] = {}  # by line
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and "fmt:" not in token.string:
+            texts[token.start[0]] = token.string.strip("# ")
+    comments = {}
+    last_line = 0  # of the statement before
+    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
+        lines = range(last_line + 1, node.end_lineno + 1)
+        last_line = node.end_lineno
+        text = " ".join(texts[line] for line in lines if line in texts)
+        if text and isinstance(node, ast.AnnAssign):
+            comments[node.target.id] = text
+    return comments
 
 
 def reference_of_keys(config: Config | None = None) -> str:
     """Returns the tables that a configuration has, or those of all tasks, with a line for each key."""
+    own: list[tuple[type, str]] = []
     if config is None:
-        own = [
-            (table, title)
-            for name, kind in KINDS.items()
-            for table, title in _tables_of(name, kind)
-        ]
+        for name, kind in KINDS.items():
+            own += _tables_of(name, kind)
     else:
-        own = [
-            (type(table), f"[{name}]")
-            for name in ("data", "model", "sample")
-            if (table := getattr(config, name))
-        ]
+        for name in ("data", "model", "sample"):
+            if table := getattr(config, name):
+                own.append((type(table), f"[{name}]"))
     titles: dict[type, str] = {}
     for table, title in own:
         titles[table] = f"{titles[table]}, {title.rpartition(' ')[2]}" if table in titles else title
@@ -364,8 +354,6 @@ def _lines(title: str, table: type) -> Iterator[str]:
     yield title
     for key in keys_of(table):
         said = "; ".join(filter(None, [" | ".join(key.choices), key.meaning]))
-        yield textwrap.fill(
-            f"  {key.name} = {key.default or '(none)'}" + (f"  # {said}" if said else ""),
-            118,
-            subsequent_indent=" " * 6,
-        )
+        comment = f"  # {said}" if said else ""
+        line = f"  {key.name} = {key.default or '(none)'}{comment}"
+        yield textwrap.fill(line, 118, subsequent_indent=" " * 6)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -126,10 +127,10 @@ class Devices:
 
     def put_state(self, state: State) -> State:
         """Puts a state of host arrays, the same in every process, on the devices."""
-        members = zip(state, self.state_sharding)
-        return State(
-            *(jax.tree.map(lambda x, to=to: _put(x, to), member) for member, to in members)
-        )
+        members = []
+        for member, sharding in zip(state, self.state_sharding):
+            members.append(jax.tree.map(partial(_put, sharding=sharding), member))
+        return State(*members)
 
     def put_batches(self, batches: Any, axes: Mapping[str, int]) -> Any:
         """Puts stacked batches [K, ...] of host arrays on the devices.
@@ -146,16 +147,16 @@ class Devices:
                 return _put(value, self._sharding())
             return _put(value, self._sharding(axis + 1))
 
-        members = batches._asdict().items()
-        return type(batches)(
-            **{name: None if value is None else put(name, value) for name, value in members}
-        )
+        members = {}
+        for name, value in batches._asdict().items():
+            members[name] = None if value is None else put(name, value)
+        return type(batches)(**members)
 
     def get(self, tree: T) -> T:
         """Returns arrays on the devices as whole host arrays, in every process."""
-        return (
-            process_allgather(tree, tiled=True) if jax.process_count() > 1 else jax.device_get(tree)
-        )
+        if jax.process_count() > 1:
+            return process_allgather(tree, tiled=True)
+        return jax.device_get(tree)
 
     def local(self, tree: T) -> T:
         """Returns arrays that every device has, on one device of this process."""
@@ -195,10 +196,7 @@ class Devices:
             yield
         except JrnnError:
             raise
-        except (
-            RuntimeError,
-            ValueError,
-        ) as e:  # raised by JAX's runtime for a collective that fails
+        except (RuntimeError, ValueError) as e:  # of JAX's runtime, for a collective that fails
             if jax.process_count() == 1:
                 raise
             raise ProcessLost(

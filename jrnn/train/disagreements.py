@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -17,12 +17,13 @@ import numpy as np
 
 from jrnn.errors import GradientError, describe_op
 from jrnn.jaxprs.trials import central_difference
-from jrnn.nets.ir import Op
+from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import Context, execute
 from jrnn.nets.ops.recurrent_network import StepWorkspaces
 from jrnn.nets.schedule import schedule
 from jrnn.train.models.interface import Compute, Model, Params
 from jrnn.train.models.net import NetModel
+from jrnn.train.optimizers import name_of
 from jrnn.train.step import State
 from jrnn.train.tasks import Batch
 
@@ -38,9 +39,8 @@ class GradientCheck:
     def __init__(self, model: Model, examples: int):
         self.model = model
         self.examples = examples
-        self.other = (
-            "net" if isinstance(model, NetModel) else "differences"
-        )  # compared with JAX's gradient
+        # What JAX's gradient is compared with.
+        self.other = "net" if isinstance(model, NetModel) else "differences"
 
     def compare(self, params: Params, batch: Any) -> dict[str, tuple[float, float]]:
         """Returns the size of JAX's gradient and its greatest difference to the other one, for each parameter.
@@ -49,31 +49,30 @@ class GradientCheck:
         """
         with jax.enable_x64(True):
             params, batch = jax.tree.map(_wide, (params, batch))
-            by_jax, by_other = (jax.device_get(f(params, batch)) for f in self._functions)
-        return {
-            name: (
-                float(np.max(np.abs(by_jax[name]))),
-                float(np.max(np.abs(by_jax[name] - by_other[name]))),
-            )
-            for name in params
-        }
+            gradients, others = self._functions
+            by_jax = jax.device_get(gradients(params, batch))
+            by_other = jax.device_get(others(params, batch))
+        compared = {}
+        for name in params:
+            gradient = by_jax[name]
+            far = np.max(np.abs(gradient - by_other[name]))
+            compared[name] = float(np.max(np.abs(gradient))), float(far)
+        return compared
 
     def __call__(self, params: Params, batch: Any) -> None:
         """Raises GradientError with a table if the gradients of any parameter differ."""
         compared = self.compare(params, batch)
         tolerance = TOLERANCE if self.other == "net" else TOLERANCE_OF_DIFFERENCES
-        wrong = {
-            name for name, (size, far) in compared.items() if not far <= tolerance * max(size, 1e-3)
-        }
-        if wrong:
-            width = max(map(len, compared))
-            rows = [
-                f"  {'parameter':{width}}  {'max |jax|':>11}  {f'max |jax - {self.other}|':>23}"
-            ]
-            for name, (size, far) in compared.items():
-                rows.append(
-                    f"  {name:{width}}  {size:11.3e}  {far:23.3e}{'  <-' if name in wrong else ''}"
-                )
+        agrees = True
+        width = max(map(len, compared), default=0)
+        rows = [f"  {'parameter':{width}}  {'max |jax|':>11}  {f'max |jax - {self.other}|':>23}"]
+        for name, (size, far) in compared.items():
+            mark = ""
+            if not far <= tolerance * max(size, 1e-3):
+                agrees = False
+                mark = "  <-"
+            rows.append(f"  {name:{width}}  {size:11.3e}  {far:23.3e}{mark}")
+        if not agrees:
             raise GradientError(
                 f"JAX's gradient and that of the {self.other} disagree\n" + "\n".join(rows)
             )
@@ -83,47 +82,56 @@ class GradientCheck:
         by_jax = self._gradients("jax")
         if self.other == "net":
             return by_jax, self._gradients("net")
-        return jax.jit(lambda p, batch: _along(by_jax(p, batch), p)), self._differences
+
+        @jax.jit
+        def derivatives(params: Params, batch: Any) -> Params:
+            return _along(by_jax(params, batch), params)
+
+        return derivatives, self._differences
 
     def _model(self, source: str) -> Any:
         """Returns the model in full precision, with one of its gradients if it has several."""
-        return (
-            replace(self.model, compute=Compute(source))
-            if hasattr(self.model, "compute")
-            else self.model
-        )
+        if hasattr(self.model, "compute"):
+            return replace(self.model, compute=Compute(source))
+        return self.model
 
     def _gradients(self, source: str) -> Callable:
         model = self._model(source)
-        return jax.jit(
-            lambda p, batch: (
-                model.gradients(p, model.initial_carry(self.examples), batch, None).gradients
-            )
-        )
+
+        @jax.jit
+        def gradients(params: Params, batch: Any) -> Params:
+            carry = model.initial_carry(self.examples)
+            return model.gradients(params, carry, batch, None).gradients
+
+        return gradients
 
     @cached_property
     def _loss(self) -> Callable:
         model = self._model("jax")
-        return jax.jit(
-            lambda p, batch: model.loss(p, model.initial_carry(self.examples), batch, None)[0]
-        )
+
+        @jax.jit
+        def loss(params: Params, batch: Any) -> Any:
+            return model.loss(params, model.initial_carry(self.examples), batch, None)[0]
+
+        return loss
 
     def _differences(self, params: Params, batch: Any) -> Params:
-        towards = {
-            name: {**dict.fromkeys(params), name: d} for name, d in _directions(params).items()
-        }
-        value = lambda p: self._loss(p, batch)  # noqa: E731
-        return {name: central_difference(value, params, one, STEP) for name, one in towards.items()}
+        loss = partial(self._loss, batch=batch)
+        derivatives = {}
+        for name, direction in _directions(params).items():
+            towards = {**dict.fromkeys(params), name: direction}
+            derivatives[name] = central_difference(loss, params, towards, STEP)
+        return derivatives
 
 
 def _directions(params: Params) -> Params:
     """Returns a random direction of length 1 for each parameter."""
     keys = jax.random.split(jax.random.key(0), len(params))
-    drawn = {
-        name: jax.random.normal(key, x.shape, x.dtype)
-        for key, (name, x) in zip(keys, params.items())
-    }
-    return {name: x / jnp.linalg.norm(jnp.ravel(x)) for name, x in drawn.items()}
+    directions = {}
+    for key, (name, x) in zip(keys, params.items()):
+        drawn = jax.random.normal(key, x.shape, x.dtype)
+        directions[name] = drawn / jnp.linalg.norm(jnp.ravel(drawn))
+    return directions
 
 
 def _along(gradients: Params, params: Params) -> Params:
@@ -151,9 +159,7 @@ def first_not_finite(model: Model, state: State, batch: Batch, key: Any) -> str:
     ):
         for path, value in jax.tree.leaves_with_path(tree):
             if problem := _not_finite(value):
-                return (
-                    f"{what} {jax.tree_util.keystr(path, simple=True, separator='.')!r} {problem}"
-                )
+                return f"{what} {name_of(path)!r} {problem}"
     if isinstance(model, NetModel):
         written = _of_net(model, state, batch, key)
     else:
@@ -164,22 +170,21 @@ def first_not_finite(model: Model, state: State, batch: Batch, key: Any) -> str:
         if problem := _not_finite(value):
             return f"{name} {problem}"
         array = np.asarray(value)
-        if (
-            array.dtype.kind == "f"
-            and array.size
-            and (size := float(np.max(np.abs(array)))) > greatest
-        ):
-            greatest = size
-            holder = name
+        if array.dtype.kind == "f":
+            size = float(np.max(np.abs(array), initial=0.0))
+            if size > greatest:
+                greatest = size
+                holder = name
     return f"all numbers of the model are finite; the greatest, {greatest:g}, is in {holder.rstrip(',')}"
 
 
 def _of_net(model: NetModel, state: State, batch: Batch, key: Any) -> Iterator[tuple[str, Any]]:
     """Yields each blob that the net and its backward operators write, with a name that has the operator."""
     net, given = model.with_backward(state.params, state.carry, batch, key)
-    blobs = {
-        name: jnp.asarray(v) if np.asarray(v).dtype.kind == "f" else v for name, v in given.items()
-    }
+    blobs = {}
+    for name, value in given.items():
+        is_number = np.asarray(value).dtype.kind == "f"
+        blobs[name] = jnp.asarray(value) if is_number else value
     for k, op in enumerate(net.ops):
         where = describe_op(k, op.type, op.outputs, net.name)
         alone = schedule(replace(net, ops=(op,)), read_outside=op.outputs)
@@ -193,13 +198,11 @@ def _of_net(model: NetModel, state: State, batch: Batch, key: Any) -> Iterator[t
 
 def _of_steps(op: Op, where: str, kept: StepWorkspaces) -> Iterator[tuple[str, Any]]:
     """Yields each blob that a recurrent network's step net writes, step by step."""
-    writers = {
-        o: (k, inner, net)
-        for _, net in op.sub_nets()
-        for k, inner in enumerate(net.ops)
-        for o in inner.outputs
-    }
-    for t in range(max((len(v) for v in kept.stacked.values()), default=0)):
+    writers: dict[str, tuple[int, Op, Net]] = {}
+    for _, net in op.sub_nets():
+        for k, inner in enumerate(net.ops):
+            writers |= dict.fromkeys(inner.outputs, (k, inner, net))
+    for t in range(max(map(len, kept.stacked.values()), default=0)):
         for name, values in kept.stacked.items():
             k, inner, net = writers[name]
             writer = describe_op(k, inner.type, inner.outputs, net.name)
@@ -230,6 +233,6 @@ def _not_finite(value: Any) -> str | None:
     bad = ~np.isfinite(array)
     if not bad.any():
         return None
-    first = tuple(int(k) for k in np.argwhere(bad)[0])
+    first = tuple(np.argwhere(bad)[0].tolist())
     at = f", the first at {list(first)}" if first else ""
     return f"holds {array[first]:g}: {bad.sum()} of {bad.size} numbers{at}"

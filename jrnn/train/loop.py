@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,11 +53,10 @@ from jrnn.train.tasks import Task
 from jrnn.train.tasks.task import check_task
 
 # Spent once, however long a run is.
-ONCE = SETUP, FIRST_VALIDATION, TRACING = (
-    "compiling, first call",
-    "compiling, first validation",
-    "tracing",
-)
+SETUP = "compiling, first call"
+FIRST_VALIDATION = "compiling, first validation"
+TRACING = "tracing"
+ONCE = (SETUP, FIRST_VALIDATION, TRACING)
 
 
 @dataclass(frozen=True)
@@ -270,15 +269,13 @@ class _Training:
 
     def _batches(self, step: int, n: int) -> Any:
         """Returns the batches of the `n` steps after `step`, on the devices."""
-        batches = stack_batches(
-            [self.task.train.at(step + k) for k in range(n)], self.config.train.steps_per_call
-        )
+        batches = list(map(self.task.train.at, range(step, step + n)))
+        batches = stack_batches(batches, self.config.train.steps_per_call)
         return self.devices.put_batches(batches, self.task.axes)
 
     def go(self, stop: threading.Event, trace: Trace) -> Result:
         """Steps until the last one or until `stop`; either way it ends after a call, with a checkpoint."""
         train = self.config.train
-        gradient = self.config.gradient
         begun = step = int(self.state.step)
         self.clock = Clock("steps")
         recorder = Recorder(self.file, self.report, self.task, train)
@@ -307,15 +304,7 @@ class _Training:
                     with self.clock(TRACING):
                         trace.begin_or_end()
                     recorder.restart_clock()
-                acts = (
-                    (self._validate, self._validates_at(step)),
-                    (
-                        self._check_gradients,
-                        gradient.check_every and step % gradient.check_every == 0,
-                    ),
-                    (self._save, step % train.checkpoint_every == 0),
-                )
-                for act in (act for act, is_due in acts if is_due):
+                for act in self._due(step):
                     recorder.flush()
                     act(step)
                     recorder.restart_clock()
@@ -349,14 +338,26 @@ class _Training:
         elif self.patience.is_over:
             self.report.say(f"stopped: none of {self.patience.since} validation losses was finite")
         return Result(
-            self.run.path,
-            step,
-            self.validation_loss,
-            not ended,
-            self.task.unit,
-            self.metrics,
-            recorder.skipped,
+            run=self.run.path,
+            step=step,
+            validation_loss=self.validation_loss,
+            interrupted=not ended,
+            unit=self.task.unit,
+            metrics=self.metrics,
+            skipped=recorder.skipped,
         )
+
+    def _due(self, step: int) -> list[Callable[[int], None]]:
+        """Returns what is done after a step, in this order."""
+        check_every = self.config.gradient.check_every
+        due = []
+        if self._validates_at(step):
+            due.append(self._validate)
+        if check_every and step % check_every == 0:
+            due.append(self._check_gradients)
+        if step % self.config.train.checkpoint_every == 0:
+            due.append(self._save)
+        return due
 
     def _validates_at(self, step: int) -> bool:
         """Returns whether the parameters after a step are validated."""
@@ -432,16 +433,13 @@ def _stop_on_signal() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stop.set()
 
-    if (
-        threading.current_thread() is not threading.main_thread()
-    ):  # only the main thread may set handlers
+    if threading.current_thread() is not threading.main_thread():  # it alone may set handlers
         yield stop
         return
-    before = {
-        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    on_interrupt = signal.signal(signal.SIGINT, on_signal)
+    on_end = signal.signal(signal.SIGTERM, on_signal)
     try:
         yield stop
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGINT, on_interrupt)
+        signal.signal(signal.SIGTERM, on_end)

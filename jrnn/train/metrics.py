@@ -37,12 +37,12 @@ class MetricsFile:
     def __init__(self, path: Path, resume_at: int | None = None, loggers: Sequence[Logger] = ()):
         """Starts a new file, or keeps the lines up to step `resume_at`: the steps after it will be measured again."""
         self._loggers = loggers
-        kept = (
-            []
-            if resume_at is None
-            else [line for line, m in _whole_lines(path) if m["step"] <= resume_at]
-        )
-        write_whole(path, "".join(line + "\n" for line in kept).encode(), TrainError)
+        kept = []
+        if resume_at is not None:
+            for line, record in _whole_lines(path):
+                if record["step"] <= resume_at:
+                    kept.append(f"{line}\n")
+        write_whole(path, "".join(kept).encode(), TrainError)
         self._file: TextIO = append_to(path, TrainError)
 
     def write(self, step: int, **values: Any) -> None:
@@ -54,9 +54,10 @@ class MetricsFile:
             raise TrainError(
                 f"{self._file.name}: cannot be written: {e.strerror}; {SAFE}"
             ) from None
-        numbers = {
-            name: float(value) for name, value in values.items() if isinstance(value, (int, float))
-        }
+        numbers = {}
+        for name, value in values.items():
+            if isinstance(value, (int, float)):
+                numbers[name] = float(value)
         for logger in self._loggers if numbers else ():
             logger.write(step, numbers)
 
@@ -143,8 +144,10 @@ def describe(loss: float, unit: str, metrics: Mapping[str, float]) -> str:
     >>> describe(0.25, "nats", {"accuracy": 0.9})
     'validation loss 0.2500 nats, accuracy 0.9'
     """
-    others = "".join(f", {name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())
-    return f"validation loss {loss:.4f} {unit}{others}"
+    text = f"validation loss {loss:.4f} {unit}"
+    for name, value in metrics.items():
+        text += f", {name.replace('_', ' ')} {value:.4g}"
+    return text
 
 
 @dataclass
@@ -176,9 +179,12 @@ class Patience:
 
     def see(self, loss: float) -> bool:
         """Counts a validation, and returns whether its loss is the best so far."""
-        better = loss < self.best
-        self.best, self.since = (loss, 0) if better else (self.best, self.since + 1)
-        return better
+        if loss < self.best:
+            self.best = loss
+            self.since = 0
+            return True
+        self.since += 1
+        return False
 
     @property
     def is_over(self) -> bool:
@@ -223,7 +229,8 @@ class Recorder:
         """Writes the measurements that are kept; raises NotFinite for a step that ends the run."""
         if self._pending is None:
             return
-        (step, n, measured), self._pending = self._pending, None
+        step, n, measured = self._pending
+        self._pending = None
         losses, norms, bad = (np.asarray(values)[:n] for values in measured)  # waits for the call
         now = time.perf_counter()
         speed = n * self._task.items / (now - self._since)
@@ -307,20 +314,19 @@ class Csv:
 
     def __init__(self, run: Path, config: Any, resume_at: int | None):
         self._path = run / "metrics.csv"
-        kept = (
-            []
-            if resume_at is None
-            else [row for row in _rows(self._path) if int(row[0]) <= resume_at]
-        )
+        kept = [["step", "name", "value"]]
+        if resume_at is not None:
+            kept += [row for row in _rows(self._path) if int(row[0]) <= resume_at]
         text = io.StringIO(newline="")
-        csv.writer(text).writerows([("step", "name", "value"), *kept])
+        csv.writer(text).writerows(kept)
         write_whole(self._path, text.getvalue().encode(), TrainError)
         self._file = append_to(self._path, TrainError)
         self._rows = csv.writer(self._file)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         try:
-            self._rows.writerows((step, name, value) for name, value in values.items())
+            for name, value in values.items():
+                self._rows.writerow((step, name, value))
             self._file.flush()
         except OSError as e:
             raise TrainError(

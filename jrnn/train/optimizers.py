@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -36,21 +37,19 @@ warmup_cosine_decay_schedule warmup_exponential_decay_schedule
 
 def _found(names: str) -> dict[str, Callable[..., Any]]:
     """Returns the functions of optax with these names; an older optax lacks some of them."""
-    modules = {name: contrib if name.startswith("contrib.") else optax for name in names.split()}
-    functions = {
-        name: getattr(module, name.removeprefix("contrib."), None)
-        for name, module in modules.items()
-    }
-    return {name: function for name, function in functions.items() if function is not None}
+    functions = {}
+    for name in names.split():
+        module = contrib if name.startswith("contrib.") else optax
+        function = getattr(module, name.removeprefix("contrib."), None)
+        if function is not None:
+            functions[name] = function
+    return functions
 
 
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = _found(NAMES)
 SCHEDULES: dict[str, Callable[..., Schedule]] = _found(NAMES_OF_SCHEDULES)
-_GREATEST = (
-    "peak_value",
-    "init_value",
-    "value",
-)  # names of a schedule's greatest rate; the first that it has
+# Names of a schedule's greatest rate; the first that it has.
+_GREATEST = ("peak_value", "init_value", "value")
 _LENGTHS = ("decay_steps", "transition_steps")  # names of a schedule's number of steps
 
 
@@ -78,12 +77,10 @@ def follows_the_run(config: OptimizerConfig) -> bool:
     """Returns whether the learning rate at a step depends on the number of steps of the run."""
     if config.schedule_steps or config.schedule == "constant":
         return False
-    known = (
-        signature(SCHEDULES[config.schedule]).parameters
-        if config.schedule in SCHEDULES
-        else _LENGTHS
-    )
-    return any(p in known and p not in config.schedule_options for p in _LENGTHS)
+    lengths = set(_LENGTHS)
+    if config.schedule in SCHEDULES:
+        lengths &= signature(SCHEDULES[config.schedule]).parameters.keys()
+    return not lengths <= config.schedule_options.keys()
 
 
 def _main_schedule(config: OptimizerConfig, steps: int) -> Schedule:
@@ -103,19 +100,21 @@ def _main_schedule(config: OptimizerConfig, steps: int) -> Schedule:
         return short[name]
     make = _choose("optimizer.schedule", "schedule", name, SCHEDULES, [*short, *SCHEDULES])
     known = signature(make).parameters
-    defaults: dict[str, Any] = {p: 0.0 for p in ("init_value",) if p in known}
-    defaults |= dict.fromkeys([p for p in _GREATEST if p in known][:1], rate)
-    defaults |= {p: steps for p in _LENGTHS if p in known}
+    defaults: dict[str, Any] = {}
+    if "init_value" in known:
+        defaults["init_value"] = 0.0
+    greatest = [name for name in _GREATEST if name in known]
+    if greatest:
+        defaults[greatest[0]] = rate
+    defaults |= dict.fromkeys(known.keys() & set(_LENGTHS), steps)
     return _created("optimizer.schedule_options", make, options, known, defaults)
 
 
 def _by_step(value: Any) -> Any:
     """Converts the keys of a table from strings, which TOML requires, to steps; returns other values unchanged."""
-    return (
-        {int(k) if k.isdigit() else k: v for k, v in value.items()}
-        if isinstance(value, dict)
-        else value
-    )
+    if not isinstance(value, dict):
+        return value
+    return {int(key) if key.isdigit() else key: item for key, item in value.items()}
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformationExtraArgs:
@@ -125,21 +124,23 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         ConfigError: for an unknown optimizer or schedule, or options that it does not take.
     """
     make = _choose("optimizer.name", "optimizer", config.name, OPTIMIZERS, OPTIMIZERS)
-    known = [p for p in signature(make).parameters if p != "learning_rate"]
+    known = list(signature(make).parameters)
+    if "learning_rate" in known:  # a key of its own
+        known.remove("learning_rate")
     steady = config.schedule == "constant" and not config.warmup and not config.schedule_options
-    extra: dict[str, Any] = {
-        "learning_rate": config.learning_rate if steady else make_schedule(config, steps)
-    }
+    rate = config.learning_rate if steady else make_schedule(config, steps)
+    extra: dict[str, Any] = {"learning_rate": rate}
     if config.decay == "matrices":
         mask = _mask_of_decay(known)
         if mask is None:
-            takers = ", ".join(
-                name for name, f in OPTIMIZERS.items() if _mask_of_decay(signature(f).parameters)
-            )
+            takers = []
+            for name, optimizer_of in OPTIMIZERS.items():
+                if _mask_of_decay(signature(optimizer_of).parameters):
+                    takers.append(name)
             raise ConfigError(
-                f'optimizer.decay = "matrices" needs an optimizer with weight decay: {takers}'
+                f'optimizer.decay = "matrices" needs an optimizer with weight decay: {", ".join(takers)}'
             )
-        extra[mask] = lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
+        extra[mask] = _are_matrices
     if "key" in known:
         extra["key"] = jax.random.key(0)  # of the noise that the optimizer adds
     optimizer = _created("optimizer.options", make, config.options, known, extra)
@@ -147,8 +148,12 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     whole = optax.chain(*clip, optimizer)
     if config.only:  # the others have no moments, and do not decay
         parts = {True: whole, False: optax.set_to_zero()}
-        whole = optax.partition(parts, lambda params: trained(config.only, params))
+        whole = optax.partition(parts, partial(trained, config.only))
     return optax.with_extra_args_support(whole)
+
+
+def _are_matrices(params: Any) -> Any:
+    return jax.tree.map(lambda p: p.ndim > 1, params)
 
 
 def trained(only: Iterable[str], params: Any) -> Any:
@@ -157,9 +162,12 @@ def trained(only: Iterable[str], params: Any) -> Any:
     >>> trained(["layers.1.*"], {"layers.0.w": 0, "layers.1.w": 0})
     {'layers.0.w': False, 'layers.1.w': True}
     """
-    return jax.tree.map_with_path(
-        lambda path, _: any(fnmatchcase(name_of(path), one) for one in only), params
-    )
+
+    def is_trained(path: Any, parameter: Any) -> bool:
+        name = name_of(path)
+        return any(fnmatchcase(name, pattern) for pattern in only)
+
+    return jax.tree.map_with_path(is_trained, params)
 
 
 def name_of(path: Any) -> str:

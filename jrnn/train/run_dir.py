@@ -14,7 +14,6 @@ from __future__ import annotations
 import datetime
 import fcntl
 import importlib.metadata
-import itertools
 import json
 import os
 import platform
@@ -57,18 +56,14 @@ class RunDir:
         self.metrics = self.path / "metrics.jsonl"
         self._lock = -1
         self._new: list[Path] = []  # folders that this object made, the innermost first
-        self.is_running = (
-            False  # whether all processes have begun; from then on the run can be resumed
-        )
+        self.is_running = False  # whether all processes have begun: the run can be resumed
 
     def __enter__(self) -> RunDir:
         try:
-            str(
-                self.path.resolve()
-            ).encode()  # surrogates stand for bytes that are not UTF-8; orbax cannot write such paths
-            self._new = [
-                folder for folder in (self.path, *self.path.parents) if not folder.exists()
-            ]
+            # Surrogates stand for bytes that are not UTF-8; orbax cannot write such paths.
+            str(self.path.resolve()).encode()
+            folders = (self.path, *self.path.parents)
+            self._new = [folder for folder in folders if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         except UnicodeEncodeError:
@@ -78,9 +73,8 @@ class RunDir:
         except OSError as e:
             raise ConfigError(f"{self.path}: cannot hold a run: {e.strerror}") from None
         try:
-            fcntl.flock(
-                self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB
-            )  # freed by the system when the process ends
+            # The system frees the lock when the process ends.
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             held = os.pread(self._lock, 32, 0)
             os.pwrite(self._lock, f"pid {os.getpid()}".ljust(len(held)).encode(), 0)
         except BlockingIOError:
@@ -128,14 +122,10 @@ class RunDir:
         if not self.is_begun():
             why = "it has no config.toml" if self.path.exists() else "there is no such folder"
             raise CheckpointError(f"{self.path}: is not a run directory: {why}")
-        if (
-            kind_of(self.path / "config.toml") == "a file"
-            and not (self.path / "config.toml").stat().st_size
-        ):
-            raise CheckpointError(
-                f"{self.path / 'config.toml'}: is empty; the run's configuration is lost"
-            )
-        return load_config(self.path / "config.toml")
+        path = self.path / "config.toml"
+        if kind_of(path) == "a file" and not path.stat().st_size:
+            raise CheckpointError(f"{path}: is empty; the run's configuration is lost")
+        return load_config(path)
 
     def check_continues(self, config: Config, task: Task) -> None:
         """Raises CheckpointError, ConfigError or DataError if `config` cannot continue the run in this directory."""
@@ -167,24 +157,22 @@ class RunDir:
         """Raises CheckpointError if config.toml is not what the run wrote: its checkpoints are of what it wrote."""
         now = _tables(encode(config))
         kept = self._kept_configs()
-        if kept and all(now != _tables(text) for text in kept):
+        if kept and now not in map(_tables, kept):
             first = _tables(kept[0])
-            keys = [k for k in dict.fromkeys([*first, *now]) if first.get(k) != now.get(k)]
-            changes = ", ".join(
-                f"{k} was {first.get(k)!r:.80} and is {now.get(k)!r:.80}" for k in keys
-            )
+            changes = []
+            for key in dict.fromkeys([*first, *now]):
+                if first.get(key) != now.get(key):
+                    changes.append(f"{key} was {first.get(key)!r:.80} and is {now.get(key)!r:.80}")
             raise CheckpointError(
-                f"{self.path / 'config.toml'}: was changed after the run wrote it: {changes}; undo that, and continue with "
-                "other values by --set, or start a new run"
+                f"{self.path / 'config.toml'}: was changed after the run wrote it: {', '.join(changes)}; undo that, and "
+                "continue with other values by --set, or start a new run"
             )
 
     def _kept_configs(self) -> list[str]:
         """Returns the configurations that the run wrote last, the newest first; none in runs of older versions."""
         try:
             configs = read_json(self.path / "run.json", CheckpointError).get("configs")
-            return [
-                text for text in checked(list[str], configs, "", CheckpointError) if _tables(text)
-            ]
+            return list(filter(_tables, checked(list[str], configs, "", CheckpointError)))
         except (ValueError, RecursionError):  # a CheckpointError, or no TOML
             return []
 
@@ -223,44 +211,42 @@ def _resolved(config: Config) -> Config:
     tables = {}
     for table, keys in PATHS.items():
         settings = getattr(config, table)
-        named = {
-            key: value for key in keys if isinstance(value := getattr(settings, key, None), str)
-        }
-        tables[table] = replace(
-            settings, **{key: str(Path(value).absolute()) for key, value in named.items()}
-        )
+        paths = {}
+        for key in keys:
+            value = getattr(settings, key, None)
+            if isinstance(value, str):
+                paths[key] = str(Path(value).absolute())
+        tables[table] = replace(settings, **paths)
     if isinstance(kind := getattr(tables["model"], "kind", None), str) and ":" in kind:
         tables["model"] = replace(tables["model"], kind=from_the_root(kind))
-    functions = {
-        key: [from_the_root(name) for name in getattr(config.train, key)]
-        for key in ("metrics", "loggers")
-    }
-    named = replace(config.train, **functions)
-    return replace(config, task=from_the_root(config.task), train=named, **tables)
+    metrics = list(map(from_the_root, config.train.metrics))
+    loggers = list(map(from_the_root, config.train.loggers))
+    train = replace(config.train, metrics=metrics, loggers=loggers)
+    return replace(config, task=from_the_root(config.task), train=train, **tables)
 
 
 def _identity(config: Config) -> dict[str, Any]:
     """Returns the keys that must not change between a run and its continuation, by name."""
     identity = {"task": config.task, "seed": config.seed}
-    identity |= {f"model.{key}": value for key, value in vars(config.model).items()}
+    for key, value in vars(config.model).items():
+        identity[f"model.{key}"] = value
     # The files of the data may move: the fingerprint says whether they have changed.
     moving = ("source", *PATHS["data"])
-    return identity | {
-        f"data.{key}": value for key, value in vars(config.data).items() if key not in moving
-    }
+    for key, value in vars(config.data).items():
+        if key not in moving:
+            identity[f"data.{key}"] = value
+    return identity
 
 
 def provenance() -> dict[str, Any]:
     """Returns where a result comes from: versions, devices, command, and the state of the repository."""
     packages = ("jrnn", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    versions = {"python": platform.python_version()} | {name: version_of(name) for name in packages}
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version_of(name) for name in packages},
-        },
-        "devices": [str(d) for d in jax.devices()],
+        "versions": versions,
+        "devices": list(map(str, jax.devices())),
         "processes": jax.process_count(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
@@ -296,5 +282,9 @@ def _git_state() -> dict[str, Any] | None:
 
 def first_free(folder: Path, name: str) -> Path:
     """Returns `folder/name`, or the first free one of `folder/name-2`, `folder/name-3`, ..."""
-    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(folder / free for free in names if not (folder / free).exists())
+    path = folder / name
+    number = 1
+    while path.exists():
+        number += 1
+        path = folder / f"{name}-{number}"
+    return path

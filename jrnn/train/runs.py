@@ -6,7 +6,7 @@ import fcntl
 import math
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,14 +75,18 @@ def summarize(run: Path) -> RunSummary:
     except ConfigError as e:
         raise DataError(f"{run}: is not a run directory: {e}") from None
     lines = read_metrics(run / "metrics.jsonl")
-    validations = [m for m in lines if _is_number(m.get("validation_loss"))]
-    speeds = [m["items_per_second"] for m in lines if _is_number(m.get("items_per_second"))]
-    best = min(validations, key=lambda m: m["validation_loss"], default={})
-    step = max((m["step"] for m in lines), default=0)
-    steps, patience = (
-        v if isinstance(v := config.get(k), int) else 0 for k in ("train.steps", "train.patience")
-    )
-    is_over = _patience_is_over(run, patience)
+    best: dict[str, Any] = {}
+    speeds = []
+    step = 0
+    for line in lines:
+        step = max(step, line["step"])
+        if _is_number(line.get("items_per_second")):
+            speeds.append(line["items_per_second"])
+        loss = line.get("validation_loss")
+        if _is_number(loss) and (not best or loss < best["validation_loss"]):
+            best = line
+    steps = _integer(config.get("train.steps"))
+    is_over = _patience_is_over(run, _integer(config.get("train.patience")))
     refused = str(lines[-1].get("refused", "")) if lines else ""
     if _is_locked(run / "lock"):
         state = "running"
@@ -130,6 +134,11 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
+def _integer(value: Any) -> int:
+    """Returns an integer of a config, or 0 for what is none."""
+    return value if isinstance(value, int) else 0
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
@@ -140,8 +149,15 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     >>> differing([{"seed": 0, "model.hidden": 8}, {"seed": 0, "model.hidden": 16, "data.path": "a"}])
     ['model.hidden', 'data.path']
     """
-    keys = dict.fromkeys(key for config in configs for key in config)
-    return [k for k in keys if any(config.get(k) != configs[0].get(k) for config in configs)]
+    keys: dict[str, None] = {}
+    for config in configs:
+        keys |= dict.fromkeys(config)
+    differ = []
+    for key in keys:
+        first = configs[0].get(key)
+        if any(config.get(key) != first for config in configs):
+            differ.append(key)
+    return differ
 
 
 def runs_tables(runs: Sequence[RunSummary]) -> list[Table]:
@@ -149,44 +165,53 @@ def runs_tables(runs: Sequence[RunSummary]) -> list[Table]:
 
     Its columns are the keys in which the configs of the rows differ, and what validations measure.
     """
-    groups: dict[tuple[str, str], list[RunSummary]] = {}
+    groups: dict[str, list[RunSummary]] = {}
     for r in sorted(runs, key=lambda r: math.inf if r.best_loss is None else r.best_loss):
-        groups.setdefault(
-            (str(r.config.get("task", "")), str(r.config.get("model.kind", ""))), []
-        ).append(r)
-    return [_table(", ".join(filter(None, names)), rows) for names, rows in groups.items()]
+        names = (str(r.config.get("task", "")), str(r.config.get("model.kind", "")))
+        groups.setdefault(", ".join(filter(None, names)), []).append(r)
+    return [_table(title, rows) for title, rows in groups.items()]
 
 
 def _table(title: str, runs: Sequence[RunSummary]) -> Table:
-    keys = [
-        k for k in differing([r.config for r in runs]) if k != "train.steps"
-    ]  # which has a column of its own
+    keys = differing([r.config for r in runs])
+    if "train.steps" in keys:  # which has a column of its own
+        keys.remove("train.steps")
     in_columns = len(keys) <= MOST_COLUMNS
     table = Table(title=Text(printable(title)), title_justify="left")
     for name in ("run", *(keys if in_columns else ["config"])):
         table.add_column(name, overflow="fold")
-    metrics = list(dict.fromkeys(name for r in runs for name in r.metrics))
+    metrics: dict[str, None] = {}
+    for r in runs:
+        metrics |= dict.fromkeys(r.metrics)
     shown = [name.replace("_", " ") for name in metrics]
     for name in ("steps", "best validation loss", *shown, "best step", "examples/s", "state"):
         table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
     for r in runs:
-        if in_columns:
-            values = [str(r.config.get(k, "-")) for k in keys]
-        else:
-            values = ["\n".join(f"{k} = {r.config[k]}" for k in keys if k in r.config)]
-        measured = [f"{r.metrics[name]:.4g}" if name in r.metrics else "-" for name in metrics]
-        loss, at = ("-", "-") if r.best_loss is None else (f"{r.best_loss:.4f}", str(r.best_step))
-        speed = "-" if r.speed is None else f"{r.speed:,.0f}"
-        table.add_row(
-            *(Text(printable(v, lines=True)) for v in (r.path, *values)),
-            f"{r.step}/{r.steps}",
-            loss,
-            *measured,
-            at,
-            speed,
-            r.state,
-        )
+        table.add_row(*_row(r, keys, in_columns, metrics))
     return table
+
+
+def _row(
+    r: RunSummary, keys: Sequence[str], in_columns: bool, metrics: Iterable[str]
+) -> Iterator[str | Text]:
+    """Yields the cells of a run; its keys have a column each, or one for all."""
+    yield Text(printable(r.path, lines=True))
+    if in_columns:
+        for key in keys:
+            yield Text(printable(str(r.config.get(key, "-")), lines=True))
+    else:
+        yield Text(printable("\n".join(_assignments(r, keys)), lines=True))
+    yield f"{r.step}/{r.steps}"
+    yield "-" if r.best_loss is None else f"{r.best_loss:.4f}"
+    for name in metrics:
+        yield f"{r.metrics[name]:.4g}" if name in r.metrics else "-"
+    yield "-" if r.best_loss is None else str(r.best_step)
+    yield "-" if r.speed is None else f"{r.speed:,.0f}"
+    yield r.state
+
+
+def _assignments(r: RunSummary, keys: Iterable[str]) -> list[str]:
+    return [f"{key} = {r.config[key]}" for key in keys if key in r.config]
 
 
 def plot_runs(runs: Sequence[Path], out: Path) -> None:
@@ -195,8 +220,7 @@ def plot_runs(runs: Sequence[Path], out: Path) -> None:
     Raises:
         DataError: for a directory that is no run, or has measured nothing. UsageError: see `picture`.
     """
-    names = labels([summarize(run) for run in runs])
-    draw_losses(out, names, [curves(run) for run in runs])
+    draw_losses(out, labels(list(map(summarize, runs))), list(map(curves, runs)))
 
 
 def curves(run: Path) -> tuple[Curve, Curve]:
@@ -208,10 +232,9 @@ def curves(run: Path) -> tuple[Curve, Curve]:
     lines = read_metrics(run / "metrics.jsonl")
     drawn = []
     for name in ("loss", "validation_loss"):
-        points = np.array(
-            [(m["step"], m[name]) for m in lines if _is_number(m.get(name))], float
-        ).reshape(-1, 2)
-        drawn.append((points[:, 0], points[:, 1]))
+        points = [(m["step"], m[name]) for m in lines if _is_number(m.get(name))]
+        steps, losses = np.array(points, float).reshape(-1, 2).T
+        drawn.append((steps, losses))
     if not any(len(steps) for steps, _ in drawn):
         raise DataError(f"{run}: has no losses in metrics.jsonl yet")
     return drawn[0], drawn[1]
@@ -220,11 +243,12 @@ def curves(run: Path) -> tuple[Curve, Curve]:
 def labels(runs: Sequence[RunSummary]) -> list[str]:
     """Returns the name of each run with the keys in which the configs differ."""
     keys = differing([r.config for r in runs])
-    values = [", ".join(f"{k} = {r.config[k]}" for k in keys if k in r.config) for r in runs]
-    return [
-        f"{Path(r.path).name}: {text}" if text else Path(r.path).name
-        for r, text in zip(runs, values)
-    ]
+    texts = []
+    for r in runs:
+        name = Path(r.path).name
+        values = ", ".join(_assignments(r, keys))
+        texts.append(f"{name}: {values}" if values else name)
+    return texts
 
 
 def draw_losses(path: Path, labels: Sequence[str], curves: Sequence[tuple[Curve, Curve]]) -> None:
@@ -249,9 +273,8 @@ def draw_losses(path: Path, labels: Sequence[str], curves: Sequence[tuple[Curve,
             axes.plot(*validations, "o--", color=color, markersize=4, linewidth=0.8)
         axes.set(xlabel="step", ylabel="loss", title="training (line) and validation (dots)")
         axes.grid(alpha=0.3)
-        figure.legend(
-            loc="outside lower left", fontsize="small"
-        )  # below the axes: labels may be long
+        # Below the axes: labels may be long.
+        figure.legend(loc="outside lower left", fontsize="small")
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:

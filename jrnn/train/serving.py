@@ -70,10 +70,8 @@ class TrainedModel:
     origin: Origin
 
     def __repr__(self) -> str:
-        numbers = sum(leaf.size for leaf in jax.tree.leaves(self.params))
-        return (
-            f"TrainedModel({self.origin.path}, {numbers:,} parameters, {self.origin.config.model})"
-        )
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        return f"TrainedModel({self.origin.path}, {count:,} parameters, {self.origin.config.model})"
 
     def __call__(
         self,
@@ -168,14 +166,17 @@ class TrainedModel:
         if not self.origin.carried:
             return {}
         start = _batch_first(self.origin.variant(carried=True).initial_carry(batch))
-        writes = history and self._reads_tokens and self.origin.signature.every_step
-        return start | (generation.history(batch, self.vocabulary) if writes else {})
+        if history and self._reads_tokens and self.origin.signature.every_step:
+            start |= generation.history(batch, self.vocabulary)
+        return start
 
     @property
     def language_model(self) -> LanguageModel | None:
         """The `jrnn.models.LanguageModel` of a run of kind "pretrained", in the types of its files; else None."""
         model = self.origin.model
-        return model.language_model(self.params) if isinstance(model, PretrainedModel) else None
+        if not isinstance(model, PretrainedModel):
+            return None
+        return model.language_model(self.params)
 
     def generate(self, tokens: Any, length: int, **options: Any) -> tuple[jax.Array, State]:
         """Writes `length` tokens after prompts [N, T]; as `LanguageModel.generate`, for a model that reads tokens.
@@ -201,26 +202,31 @@ class TrainedModel:
             ConfigError: if the run's task writes nothing, or has no such key.
             DataError: if the prompt holds a character that the model does not know.
         """
-        path = self.origin.path
         config = self.origin.config
         if config.kind.write is None:
-            other = (
-                f"use jrnn predict {path}"
-                if config.kind.predict is not None
-                else f"call jrnn.load_run({str(path)!r})"
-            )
-            raise ConfigError(f"{path}: a model of task {config.task!r} writes no text; {other}")
-        given = {name: value for name, value in changes.items() if value is not None}
+            raise self._lacks("writes no text", "predict", config.kind.predict)
         known = [f.name for f in fields(config.sample)]
-        for name in given:
+        given = {}
+        for name, value in changes.items():
+            if value is None:
+                continue
             if name not in known:
                 raise ConfigError(
-                    f"{path}: task {config.task!r} has no sample.{name}; it has {', '.join(known)}"
+                    f"{self.name}: task {config.task!r} has no sample.{name}; it has {', '.join(known)}"
                 )
+            given[name] = value
         config = replace(config, sample=replace(config.sample, **given))
         origin = self.origin
-        return config.kind.write(
-            Trained(config, origin.kept, origin.model, self.params, self.generate), seed
+        trained = Trained(config, origin.kept, origin.model, self.params, self.generate)
+        return config.kind.write(trained, seed)
+
+    def _lacks(self, what: str, command: str, other: Any) -> ConfigError:
+        """Returns the error for a model that does not write or predict: it names the command for what it does instead."""
+        remedy = f"call jrnn.load_run({self.name!r})"
+        if other is not None:
+            remedy = f"use jrnn {command} {self.name}"
+        return ConfigError(
+            f"{self.name}: a model of task {self.origin.config.task!r} {what}; {remedy}"
         )
 
     def predict(self, path: str | Path | None = None) -> str:
@@ -235,17 +241,9 @@ class TrainedModel:
         """
         config = self.origin.config
         if config.kind.predict is None:
-            other = (
-                f"use jrnn sample {self.name}"
-                if config.kind.write is not None
-                else f"call jrnn.load_run({self.name!r})"
-            )
-            raise ConfigError(
-                f"{self.name}: a model of task {config.task!r} predicts no file; {other}"
-            )
-        return config.kind.predict(
-            Trained(config, self.origin.kept, self.origin.model, self.params), path
-        )
+            raise self._lacks("predicts no file", "sample", config.kind.write)
+        trained = Trained(config, self.origin.kept, self.origin.model, self.params)
+        return config.kind.predict(trained, path)
 
     def package(self) -> Package:
         """The net of a model of kind "cells" or "net" with its weights, as Caffe2 takes them.
@@ -277,14 +275,11 @@ class TrainedModel:
         with new_folder(folder, ConfigError, replaces=saved.FILES) as new:
             saved.save(new)
             if isinstance(saved, LanguageModel):
-                texts = {
-                    name: text
-                    for name, text in self.origin.kept.get(COMPANIONS, {}).items()
-                    if name in FILES
-                }
+                texts = dict(self.origin.kept.get(COMPANIONS, {}))
                 texts[TOKENIZER] = kept_value(self.origin.kept, "tokenizer", str)
                 for name, text in texts.items():
-                    write_whole(new / name, text.encode(), ConfigError)
+                    if name in (TOKENIZER, *FILES):
+                        write_whole(new / name, text.encode(), ConfigError)
 
     def export(
         self,
@@ -322,9 +317,7 @@ class TrainedModel:
             state = self.initial_state(n, t)
             if not state:
                 self.step(jnp.zeros((n, *features), kind))  # says why there is none
-            if time is None and any(
-                x.shape != state[k].shape for k, x in self.initial_state(n, t + 1).items()
-            ):
+            if time is None and _shapes(self.initial_state(n, t + 1)) != _shapes(state):
                 raise ConfigError(
                     f"{self.name}: the state remembers all tokens: give time=, how many it has room for"
                 )
@@ -332,23 +325,23 @@ class TrainedModel:
             write(self.step, (jnp.zeros((n, *features), kind), state), names, path)
             return
         names = f"{batch or 'batch'}, {time or 'time'}, ..."
-        outputs = (
-            (lambda tokens: self(tokens)[0])
-            if self._reads_tokens
-            else (lambda inputs: self(inputs)[0])
-        )
-        write(
-            outputs, (jnp.zeros((n, t, *features), kind),), names, path
-        )  # an argument has its name in the file
+
+        # The argument has its name in the file.
+        def of_tokens(tokens: Any) -> Any:
+            return self(tokens)[0]
+
+        def of_inputs(inputs: Any) -> Any:
+            return self(inputs)[0]
+
+        outputs = of_tokens if self._reads_tokens else of_inputs
+        write(outputs, (jnp.zeros((n, t, *features), kind),), names, path)
 
     @property
     def _input(self) -> tuple[Any, tuple[int, ...]]:
         """The type of the inputs, and their axes after N and T."""
-        return (
-            (jnp.int32, ())
-            if self._reads_tokens
-            else (jnp.float32, (self.origin.signature.inputs,))
-        )
+        if self._reads_tokens:
+            return jnp.int32, ()
+        return jnp.float32, (self.origin.signature.inputs,)
 
     @property
     def _reads_tokens(self) -> bool:
@@ -398,28 +391,30 @@ class TrainedModel:
         start = self.initial_state(inputs.shape[0], history=not state)
         state, past = generation.apart(state or start)
         start, _ = generation.apart(start)
-        shapes, wanted = (
-            {name: jnp.shape(leaf) for name, leaf in s.items()} for s in (state, start)
-        )
+        shapes = _shapes(state)
+        wanted = _shapes(start)
         if shapes != wanted:
             raise LayerError(
                 f"{self.name}: the state has {shapes}, but must have {wanted}, as initial_state has"
             )
-        carry = {
-            name: jnp.moveaxis(jnp.asarray(leaf), 0, CARRY_AXIS) for name, leaf in state.items()
-        }
-        member, x = (
-            ("tokens", inputs) if origin.signature.tokens else ("inputs", origin.units[0](inputs))
-        )
-        y, carry = model.predict(
-            self.params, carry, Asked(**{member: jnp.swapaxes(x, 0, 1)}, **given)
-        )
+        carry = {}
+        for name, leaf in state.items():
+            carry[name] = jnp.moveaxis(jnp.asarray(leaf), 0, CARRY_AXIS)
+        if origin.signature.tokens:
+            asked = Asked(tokens=jnp.swapaxes(inputs, 0, 1), **given)
+        else:
+            asked = Asked(inputs=jnp.swapaxes(origin.units[0](inputs), 0, 1), **given)
+        y, carry = model.predict(self.params, carry, asked)
         y = jnp.swapaxes(y, 0, 1) if origin.signature.every_step else y
         state = _batch_first(carry)
         if past:
             resets = given["resets"].T if "resets" in given else None
             state |= generation.remembered(past, inputs, y, given.get("lengths"), resets)
         return origin.units[1](y), state
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: jnp.shape(leaf) for name, leaf in state.items()}
 
 
 def _batch_first(carry: Mapping[str, Any]) -> State:
@@ -480,7 +475,7 @@ def _best_params(run: RunDir, like: Any) -> tuple[Any, list[str]]:
         whole = None
         if run.has_checkpoint():
             whole = files.enter_context(Checkpoints(run.checkpoints, read_only=True))
-            steps.update(step for step in whole.steps() if step in losses)
+            steps |= losses.keys() & set(whole.steps())
         for step in best_first(steps, losses):
             try:
                 if step in best.steps():

@@ -5,9 +5,9 @@ Shapes: K steps in one call.
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -68,11 +68,9 @@ class Recipe(NamedTuple):
 
 def initial_state(model: Model, steps: Recipe) -> State:
     """Returns the state before the first step; the parameters are a function of the seed."""
-    key = jax.random.key(steps.config.seed)
     # The parameters of a model that tells their shapes are read from files, and are no part of a compiled program.
-    return state_of(
-        model, steps, model.init(key) if hasattr(model, "shapes") else jax.jit(model.init)(key)
-    )
+    init = model.init if hasattr(model, "shapes") else jax.jit(model.init)
+    return state_of(model, steps, init(jax.random.key(steps.config.seed)))
 
 
 def abstract_state(model: Model, steps: Recipe) -> State:
@@ -87,7 +85,7 @@ def state_of(model: Model, steps: Recipe, params: Params) -> State:
     optimizer = steps.config.optimizer
     names = [name_of(path) for path, _ in jax.tree.leaves_with_path(params)]
     for pattern in optimizer.only:
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not fnmatch.filter(names, pattern):
             raise ConfigError(
                 f"optimizer.only: no parameter has a name like {pattern!r}{hint(pattern, names)}"
             )
@@ -101,10 +99,13 @@ def describe_trained(config: Config, params: Params) -> str:
     only = config.optimizer.only
     if not only:
         return ""
-    sizes = [np.size(x) for x in jax.tree.leaves(params)]
-    are_trained = jax.tree.leaves(trained(only, params))
-    count = sum(size for size, is_trained in zip(sizes, are_trained) if is_trained)
-    return f"training {count:,} of {sum(sizes):,} parameters"
+    total = 0
+    count = 0
+    for leaf, is_trained in zip(jax.tree.leaves(params), jax.tree.leaves(trained(only, params))):
+        total += np.size(leaf)
+        if is_trained:
+            count += np.size(leaf)
+    return f"training {count:,} of {total:,} parameters"
 
 
 def stack_batches(batches: Sequence[Batch], size: int) -> Batch:
@@ -299,9 +300,7 @@ def make_validation(
 
     runs = []
     totals = []
-    for _, run in groupby(
-        task.validation(), lambda batch: [np.shape(a) for a in jax.tree.leaves(batch)]
-    ):
+    for _, run in groupby(task.validation(), _shapes):
         equal = list(run)
         counts = np.array([float(count_of(batch)) for batch in equal])
         total = max(float(counts.sum()), 1.0)
@@ -309,9 +308,16 @@ def make_validation(
         runs.append((put(stack_batches(equal, len(equal))), weights))
         totals.append(total)
     compiled = jax.jit(mean)
-    return lambda params: float(
-        np.average([compiled(params, *run) for run in runs], weights=totals)
-    )
+
+    def validate(params: Params) -> float:
+        means = [compiled(params, *run) for run in runs]
+        return float(np.average(means, weights=totals))
+
+    return validate
+
+
+def _shapes(batch: Batch) -> list[tuple[int, ...]]:
+    return list(map(np.shape, jax.tree.leaves(batch)))
 
 
 def restart(fresh: Any, initial: Carry, carry: Carry) -> Carry:

@@ -27,14 +27,12 @@ class TextConfig:
     """The text: the documentation inside Python itself, or a UTF-8 file."""
 
     source: Literal["python-docs", "file"] = "python-docs"
-    path: str | None = (
-        None  # the file, relative to the working directory; it implies source = "file"
-    )
+    # the file, relative to the working directory; it implies source = "file"
+    path: str | None = None
     validation: float = 0.1  # the share of the text, at its end, that is never trained on
     batch: Positive = 32  # streams read side by side
-    chunk: Positive = (
-        64  # characters in a step of truncated backpropagation; the state is carried on
-    )
+    # characters in a step of truncated backpropagation; the state is carried on
+    chunk: Positive = 64
 
     def __post_init__(self):
         require(
@@ -48,9 +46,8 @@ class TextConfig:
 class WordsConfig(TextConfig):
     """The text as words: `chunk` counts words."""
 
-    vocabulary: Annotated[int, AtLeast(2)] = (
-        10_000  # the most frequent words are known; all others are <unk>
-    )
+    # the most frequent words are known; all others are <unk>
+    vocabulary: Annotated[int, AtLeast(2)] = 10_000
 
 
 def text_of(data: TextConfig) -> str:
@@ -68,7 +65,7 @@ def text_of(data: TextConfig) -> str:
             "this Python comes without pydoc_data, the text of data.source = 'python-docs'; install the whole standard "
             "library, or train on a file with --set data.path=FILE"
         ) from None
-    return "".join(topics[name] for name in sorted(topics))
+    return "".join(map(topics.__getitem__, sorted(topics)))
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,8 @@ class WordVocabulary:
     @classmethod
     def of(cls, words: list[str], most: int) -> WordVocabulary:
         """Keeps the `most` - 1 most frequent words; ties are broken by the alphabet."""
-        counts = Counter(word for word in words if word != UNKNOWN)
+        counts = Counter(words)
+        del counts[UNKNOWN]
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
         return cls((UNKNOWN, *ranked[: most - 1]))
 
@@ -218,9 +216,8 @@ class Streams:
             yield self._cut(index * self.chunk, index == 0)
 
     def _cut(self, start: int, fresh: bool) -> TextChunk:
-        window = np.ascontiguousarray(
-            self.streams[:, start : start + self.chunk + 1].T
-        )  # [T + 1, B]
+        stop = start + self.chunk + 1
+        window = np.ascontiguousarray(self.streams[:, start:stop].T)  # [T + 1, B]
         return TextChunk(window[:-1], window[1:], np.asarray(fresh))
 
 
@@ -254,17 +251,13 @@ class TextData:
             vocabulary = Vocabulary.of(text)
             tokens = vocabulary.encode(text)
             border = round(len(tokens) * (1 - data.validation))
-        streams = []
-        for part, part_tokens, draws in (
-            ("training part", tokens[:border], seed),
-            (f"validation part (data.validation = {data.validation})", tokens[border:], 0),
-        ):
-            try:
-                streams.append(
-                    Streams.of(part_tokens, data.batch, data.chunk, draws, f"{vocabulary.item}s")
-                )
-            except DataError as e:
-                raise e.at(f"{where}, {part}") from None
-        return cls(
-            vocabulary, *streams, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-        )
+        item = f"{vocabulary.item}s"
+        part = "training part"
+        try:
+            train = Streams.of(tokens[:border], data.batch, data.chunk, seed, item)
+            part = f"validation part (data.validation = {data.validation})"
+            validation = Streams.of(tokens[border:], data.batch, data.chunk, 0, item)
+        except DataError as e:
+            raise e.at(f"{where}, {part}") from None
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
+        return cls(vocabulary, train, validation, digest.hexdigest())

@@ -53,11 +53,13 @@ def check_bounds(table: str, config: Any) -> None:
 
 @functools.cache
 def _bounds(cls: type) -> dict[str, int]:
-    hints = typing.get_type_hints(cls, include_extras=True)
-    bounds = (
-        (name, bound) for name, hint in hints.items() for bound in getattr(hint, "__metadata__", ())
-    )
-    return {name: bound.least for name, bound in bounds if isinstance(bound, AtLeast)}
+    """Returns the least value of each field whose annotation has one."""
+    bounds = {}
+    for name, annotation in typing.get_type_hints(cls, include_extras=True).items():
+        for bound in getattr(annotation, "__metadata__", ()):
+            if isinstance(bound, AtLeast):
+                bounds[name] = bound.least
+    return bounds
 
 
 def imply_file(config: Any, what: str) -> None:
@@ -167,7 +169,7 @@ def split_values(text: str) -> list[str]:
             break
     if open_brackets:
         raise ConfigError(f"{text}: a list or a table is not closed, or not opened")
-    return [value.strip() for value in values]
+    return list(map(str.strip, values))
 
 
 def decode(cls: type[T], tables: Mapping[str, Any], where: str, prefix: str = "") -> T:
@@ -194,20 +196,9 @@ def decode(cls: type[T], tables: Mapping[str, Any], where: str, prefix: str = ""
     for key, value in tables.items():
         full = prefix + key
         if key not in fields:
-            kinds = [
-                (table, kind)
-                for table, kind in annotations.items()
-                if dataclasses.is_dataclass(kind)
-            ]
-            inner = [
-                f"{table}.{key}"
-                for table, kind in kinds
-                if key in {f.name for f in dataclasses.fields(kind)}
-            ]
-            meant = (
-                f"; did you mean {' or '.join(map(repr, inner))}?" if inner else hint(key, fields)
+            raise ConfigError(
+                f"{where}: unknown key {full!r:.200}{_meant(key, annotations, fields)}"
             )
-            raise ConfigError(f"{where}: unknown key {full!r:.200}{meant}")
         kind = annotations[key]
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, Mapping):
@@ -221,20 +212,31 @@ def decode(cls: type[T], tables: Mapping[str, Any], where: str, prefix: str = ""
         raise e.at(where) from None
 
 
+def _meant(key: str, annotations: Mapping[str, Any], fields: Iterable[str]) -> str:
+    """Returns how the message about an unknown key ends: with the tables that have such a key, or with near keys."""
+    inner = []
+    for table, kind in annotations.items():
+        if dataclasses.is_dataclass(kind) and key in {f.name for f in dataclasses.fields(kind)}:
+            inner.append(repr(f"{table}.{key}"))
+    return f"; did you mean {' or '.join(inner)}?" if inner else hint(key, fields)
+
+
 def encode(config: Any) -> str:
     """Returns TOML that `decode` reads back to an equal dataclass; fields that are None are left out."""
     return _encode(dataclasses.asdict(config), "").lstrip()
 
 
 def _encode(table: Mapping[str, Any], name: str) -> str:
-    plain = [(k, v) for k, v in table.items() if v is not None and not isinstance(v, Mapping)]
-    text = "".join(f"{k} = {_scalar(v)}\n" for k, v in plain)
-    if name and (plain or not table):
-        text = f"\n[{name}]\n{text}"
+    text = ""
+    inner = ""  # the tables in the table, which come last
     for key, value in table.items():
         if isinstance(value, Mapping):
-            text += _encode(value, f"{name}.{key}" if name else key)
-    return text
+            inner += _encode(value, f"{name}.{key}" if name else key)
+        elif value is not None:
+            text += f"{key} = {_scalar(value)}\n"
+    if name and (text or not table):
+        text = f"\n[{name}]\n{text}"
+    return text + inner
 
 
 def _scalar(value: Any) -> str:

@@ -43,20 +43,18 @@ class BlocksModel(LayersModel):
     def _new(self, rngs: nnx.Rngs) -> nn.RecurrentLayer:
         cell = CELLS[self.config.cell]
         c = self.config
-        takes_heads = "num_heads" in inspect.signature(cell).parameters
-        return cell(
-            c.hidden,
-            dtype=self._dtype,
-            rngs=rngs,
-            **({"num_heads": c.heads} if takes_heads else {}),
-        )
+        options = {"dtype": self._dtype, "rngs": rngs}
+        if "num_heads" in inspect.signature(cell).parameters:
+            options["num_heads"] = c.heads
+        return cell(c.hidden, **options)
 
     def init(self, key: Any) -> Params:
         of_layers, of_embedding, of_input, of_output = jax.random.split(key, 4)
         params: Params = {}
         for k in range(self.config.layers):
             layer = self._new(nnx.Rngs(params=jax.random.fold_in(of_layers, k)))
-            params |= {f"layers.{k}.{name}": value for name, value in layer.params().items()}
+            for name, value in layer.params().items():
+                params[f"layers.{k}.{name}"] = value
             params[f"norms.{k}"] = jnp.ones(self.config.hidden)
         initial = jax.nn.initializers.glorot_uniform(in_axis=1, out_axis=0)
         params["input_w"] = initial(of_input, (self.config.hidden, self._inputs))
@@ -64,15 +62,11 @@ class BlocksModel(LayersModel):
         return params | self._ends(of_embedding, of_output, self.config.hidden)
 
     def _start(self, examples: int) -> list[Any]:
-        return [
-            self._layer._fresh(examples, jnp.dtype(jnp.float32)) for _ in range(self.config.layers)
-        ]
+        dtype = jnp.dtype(jnp.float32)
+        return [self._layer._fresh(examples, dtype) for _ in range(self.config.layers)]
 
     def initial_carry(self, examples: int) -> Carry:
-        if not self.signature.carried:
-            return {}
-        leaves = jax.tree.leaves(self._start(examples))
-        return {f"state{k}": leaf[None] for k, leaf in enumerate(leaves)}
+        return _carry(self._start(examples)) if self.signature.carried else {}
 
     def _run(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
         c = self.config
@@ -85,24 +79,30 @@ class BlocksModel(LayersModel):
             start = jax.tree.unflatten(jax.tree.structure(start), leaves)
         states = []
         for k, state in enumerate(start):
-            prefix = f"layers.{k}."
-            own = {
-                name.removeprefix(prefix): v
-                for name, v in params.items()
-                if name.startswith(prefix)
-            }
+            own = _params_of(f"layers.{k}.", params)
             y, state = self._layer.apply(own, rms_norm(x, params[f"norms.{k}"]), state, **ragged)
-            x = x + dropout(
-                y.astype(x.dtype), c.layer_dropout if k + 1 < c.layers else 0.0, keys[k + 1]
-            )
+            ratio = c.layer_dropout if k + 1 < c.layers else 0.0
+            x = x + dropout(y.astype(x.dtype), ratio, keys[k + 1])
             states.append(state)
         x = rms_norm(x, params["norm"])
         if not self.signature.every_step:
             x = jnp.take_along_axis(x, _last_step(x.shape, ragged)[None, :, None], axis=0)[0]
         output = self._output(params, dropout(x, c.dropout, keys[-1]))
-        return output, {
-            f"state{k}": leaf[None] for k, leaf in enumerate(jax.tree.leaves(states)[: len(carry)])
-        }
+        return output, _carry(states) if carry else {}
+
+
+def _carry(states: list[Any]) -> Carry:
+    """Returns the states of all layers as a carry."""
+    return {f"state{k}": leaf[None] for k, leaf in enumerate(jax.tree.leaves(states))}
+
+
+def _params_of(prefix: str, params: Params) -> Params:
+    """Returns the parameters whose names have a prefix, by the rest of their names."""
+    rest = {}
+    for name, value in params.items():
+        if name.startswith(prefix):
+            rest[name.removeprefix(prefix)] = value
+    return rest
 
 
 def _last_step(shape: tuple[int, ...], ragged: Mapping[str, Any]) -> Any:

@@ -32,21 +32,12 @@ class CellsConfig(LayersConfig):
 
     kind: Literal["cells"] = "cells"
     cell: Literal[
-        "lstm",
-        "layer_norm_lstm",
-        "mi_lstm",
-        "layer_norm_mi_lstm",
-        "gru",
-        "basic_rnn",
-        "min_gru",
-        "min_lstm",
-        "lru",
-    ] = "lstm"
+        "lstm", "layer_norm_lstm", "mi_lstm", "layer_norm_mi_lstm", "gru", "basic_rnn", "min_gru", "min_lstm", "lru",
+    ] = "lstm"  # fmt: skip
     residual: bool = False  # from the second layer on, a layer's input is added to its output
     forget_bias: float = 1.0  # of the LSTMs, added to the forget gate before its sigmoid
-    recurrent_dropout: float = (
-        0.0  # of the hidden state inside the recurrent products, the same units at every step
-    )
+    # of the hidden state inside the recurrent products, the same units at every step
+    recurrent_dropout: float = 0.0
 
     def __post_init__(self):
         super().__post_init__()
@@ -84,15 +75,17 @@ def cells_model(config: CellsConfig, signature: Signature, compute: Compute = DE
     run = cells.run_cell(cell, b, x, lengths, initial, scope=config.cell)
     read = run.output if signature.every_step else _last_step(b, run.output)
     output = _output(b, _dropout(b, read, config.dropout), config.hidden, targets, signature)
-    last = [s.last for s in run.states] if signature.carried else []
-    states = {first: (name, config.hidden) for first, name in zip(initial or (), last)}
-    feeds = {name: name for name in (inputs, targets, lengths) if name is not None}
+    states = {}
+    for first, state in zip(initial or (), run.states):
+        states[first] = state.last, config.hidden
+    fed = list(filter(None, (inputs, targets, lengths)))
+    last = [name for name, _ in states.values()]
     return NetModel(
-        b.build(outputs=["loss", *last]),
-        b.build_init(),
-        states,
-        feeds,
-        compute,
+        net=b.build(outputs=["loss", *last]),
+        init_net=b.build_init(),
+        states=states,
+        feeds=dict(zip(fed, fed)),
+        compute=compute,
         output_blob=output,
         signature=signature,
         rebuild=lambda other: cells_model(config, other, compute),
@@ -112,19 +105,11 @@ class TokensCell(WrappedCell):
     def prepare_input(self, b: NetBuilder, x: str) -> str:
         in_turn = b.op("ExpandDims", [self.table], "tokens_in_turn", dims=[0])  # [1, tokens, E]
         rows = b.op("Squeeze", [super().prepare_input(b, in_turn)], "rows", dims=[0])
-        flat = b.op(
-            "Gather",
-            [rows, b.op("FlattenToVec", [x], "flat_tokens")],
-            "flat_rows",
-            dense_gradient=1,
-        )
+        tokens = b.op("FlattenToVec", [x], "flat_tokens")
+        flat = b.op("Gather", [rows, tokens], "flat_rows", dense_gradient=1)
         rest = b.op("GivenTensorInt64Fill", [], "row_size", shape=[1], values=[-1])
-        shape, _ = b.op(
-            "Concat",
-            [b.op("Shape", [x], "tokens_shape"), rest],
-            ["rows_shape", "rows_shape_parts"],
-            axis=0,
-        )
+        parts = [b.op("Shape", [x], "tokens_shape"), rest]
+        shape, _ = b.op("Concat", parts, ["rows_shape", "rows_shape_parts"], axis=0)
         return b.op("Reshape", [flat, shape], ["looked_up", "flat_shape"])[0]
 
 
@@ -133,25 +118,26 @@ def _stack(config: CellsConfig, size_in: int) -> cells.StackedCell:
     for k in range(config.layers):
         size = config.hidden if k else size_in
         if config.cell in LSTMS:
-            cell: cells.Cell = LSTMS[config.cell](
-                size, config.hidden, cells.LSTMOptions(forget_bias=config.forget_bias)
-            )
+            options = cells.LSTMOptions(forget_bias=config.forget_bias)
+            cell: cells.Cell = LSTMS[config.cell](size, config.hidden, options)
         else:
             cell = OTHERS[config.cell](size, config.hidden)
         if config.recurrent_dropout:
             cell = cells.RecurrentDropoutCell(cell, config.recurrent_dropout)
         between = config.layer_dropout and k < config.layers - 1
         stacked.append(cells.DropoutCell(cell, config.layer_dropout) if between else cell)
-    return cells.StackedCell(
-        tuple(stacked), tuple(range(1, config.layers)) if config.residual else ()
-    )
+    residual = range(1, config.layers) if config.residual else ()
+    return cells.StackedCell(tuple(stacked), tuple(residual))
 
 
 def _initial_states(b: NetBuilder, layers: int, cell: cells.Cell) -> list[str]:
     """Declares inputs for the states of all layers: hidden_0, cell_0, hidden_1, ..."""
     of_a_layer = len(cell.states) // layers
-    kinds = [s.previous.rpartition("/")[2].partition("_")[0] for s in cell.states]
-    return [b.input(f"{kind}_{k // of_a_layer}") for k, kind in enumerate(kinds)]
+    inputs = []
+    for k, state in enumerate(cell.states):
+        kind = state.previous.rpartition("/")[2].partition("_")[0]
+        inputs.append(b.input(f"{kind}_{k // of_a_layer}"))
+    return inputs
 
 
 def _dropout(b: NetBuilder, blob: str, ratio: float) -> str:

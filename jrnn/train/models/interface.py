@@ -175,17 +175,16 @@ class LayersModel(Model, ABC):
     @property
     def _inputs(self) -> int:
         """Features of what `_embedded` returns."""
-        return (
-            self.config.embedding if isinstance(self.config, Embedding) else self.signature.inputs
-        )
+        if isinstance(self.config, Embedding):
+            return self.config.embedding
+        return self.signature.inputs
 
     def _ends(self, of_embedding: Any, of_output: Any, size: int) -> Params:
         """The parameters of the embedding, and of an output layer of values [.., size], from two keys."""
         params: Params = {}
         if isinstance(self.config, Embedding):
-            params["embedding"] = jax.random.normal(
-                of_embedding, (self.signature.inputs, self.config.embedding)
-            )
+            shape = (self.signature.inputs, self.config.embedding)
+            params["embedding"] = jax.random.normal(of_embedding, shape)
         initial = jax.nn.initializers.glorot_uniform(in_axis=1, out_axis=0)
         outputs = self.signature.outputs
         return params | {
@@ -201,10 +200,11 @@ class LayersModel(Model, ABC):
 
     def _ragged(self, batch: Any) -> dict[str, Any]:
         """The lengths, resets, mask and times of a batch that the signature has."""
-        names = (
-            name for name in ("lengths", "resets", "mask", "dt") if getattr(self.signature, name)
-        )
-        return {name: getattr(batch, name) for name in names}
+        members = {}
+        for name in ("lengths", "resets", "mask", "dt"):
+            if getattr(self.signature, name):
+                members[name] = getattr(batch, name)
+        return members
 
     def _output(self, params: Params, x: Any) -> Any:
         """The output layer of x [..., size]; its products are of x's type, its sums of the parameters'."""

@@ -71,24 +71,22 @@ class NetModel(Model):
         return [last for last, _ in self.states.values()]
 
     def _carry(self, blobs: Mapping[str, Any], like: Carry) -> Carry:
-        return {
-            name: blobs[last].astype(like[name].dtype) for name, (last, _) in self.states.items()
-        }
+        carry = {}
+        for name, (last, _) in self.states.items():
+            carry[name] = blobs[last].astype(like[name].dtype)
+        return carry
 
     def _blobs(self, params: Params, carry: Carry, batch: Any) -> dict[str, Any]:
-        fed = {blob: getattr(batch, member) for blob, member in self.feeds.items()}
-        given = {
-            **self.constants,
-            **params,
-            **carry,
-            **{b: value for b, value in fed.items() if value is not None},
-        }
-        if self.compute.precision == "float32":
-            return given
-        return {
-            b: value if b in self.targets else _in(self.compute.precision, value)
-            for b, value in given.items()
-        }
+        given = {**self.constants, **params, **carry}
+        for blob, member in self.feeds.items():
+            value = getattr(batch, member)
+            if value is not None:
+                given[blob] = value
+        if self.compute.precision != "float32":
+            for blob, value in given.items():
+                if blob not in self.targets:
+                    given[blob] = _in(self.compute.precision, value)
+        return given
 
     def _net(self, key: Any) -> Net:
         return self.net if key is not None else self._evaluation
@@ -108,16 +106,12 @@ class NetModel(Model):
             blobs = to_jax(net, [self.loss_blob, *self._last_states])(given, key=key)
             return blobs[self.loss_blob], self._carry(blobs, carry)
         blobs = to_jax(net, [self.output_blob, *self._last_states])(given, key=key)
-        fed = {
-            **{b: given[b] for b in self.targets},
-            self.output_blob: blobs[self.output_blob].astype(jnp.float32),
-        }
-        end = extract_sub_net(
-            net, list(fed), [self.loss_blob]
-        )  # the loss itself keeps its precision
-        return to_jax(end, [self.loss_blob])(fed, key=key)[self.loss_blob], self._carry(
-            blobs, carry
-        )
+        fed = {blob: given[blob] for blob in self.targets}
+        fed[self.output_blob] = blobs[self.output_blob].astype(jnp.float32)
+        # The loss itself keeps its precision.
+        end = extract_sub_net(net, list(fed), [self.loss_blob])
+        loss = to_jax(end, [self.loss_blob])(fed, key=key)[self.loss_blob]
+        return loss, self._carry(blobs, carry)
 
     def count(self, batch: Any) -> Any:
         return np.size(batch.targets)
@@ -126,11 +120,14 @@ class NetModel(Model):
         if self.compute.gradient == "jax":
             return super().gradients(params, carry, batch, key)
         net, grads = add_gradients(self._net(key), [self.loss_blob])
-        names = {p: grads[p] for p in self._trained}
-        wanted = [b for g in names.values() for b in (g if isinstance(g, GradientSlice) else (g,))]
-        backward = to_jax(net, [self.loss_blob, *self._last_states, *dict.fromkeys(wanted)])
+        wanted: dict[str, None] = {}
+        for name in self._trained:
+            gradient = grads[name]
+            blobs_of = gradient if isinstance(gradient, GradientSlice) else (gradient,)
+            wanted |= dict.fromkeys(blobs_of)
+        backward = to_jax(net, [self.loss_blob, *self._last_states, *wanted])
         blobs = backward(self._blobs(params, carry, batch), key=key)
-        gradients = {p: dense(names[p], blobs, params[p]) for p in params}
+        gradients = {name: dense(grads[name], blobs, params[name]) for name in params}
         return Outcome(blobs[self.loss_blob], self._carry(blobs, carry), gradients)
 
     def with_backward(
@@ -152,12 +149,8 @@ class NetModel(Model):
     def package(self, params: Params) -> Package:
         """Returns an init net that fills the parameters, and a net from inputs and states to `outputs`."""
         inputs = [blob for blob in (*self.feeds, *self.states) if blob not in self.targets]
-        return export_package(
-            for_evaluation(self.whole or self.net),
-            {**self.constants, **params},
-            inputs,
-            self.outputs,
-        )
+        net = for_evaluation(self.whole or self.net)
+        return export_package(net, {**self.constants, **params}, inputs, self.outputs)
 
 
 def _in(dtype: str, value: Any) -> Any:
@@ -176,4 +169,4 @@ def for_evaluation(net: Net) -> Net:
             return op.with_args({"is_test": 1})
         return op
 
-    return replace(net, ops=tuple(change(op) for op in net.ops))
+    return replace(net, ops=tuple(map(change, net.ops)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,24 +35,19 @@ class NetDefConfig:
     """A net on disk and the net that makes its weights; the other keys have defaults that follow from the net."""
 
     kind: Literal["net"] = "net"
-    net: str | None = (
-        None  # the net's file, relative to the working directory; it implies kind = "net"
-    )
-    init_net: str | None = (
-        None  # the file of the net that makes the weights; by default init_net.pb next to the net
-    )
+    # the net's file, relative to the working directory; it implies kind = "net"
+    net: str | None = None
+    # the file of the net that makes the weights; by default init_net.pb next to the net
+    init_net: str | None = None
     input: str | None = None  # the blob of the inputs or tokens
     lengths: str | None = None  # the blob of lengths, if the net reads one
     targets: str | None = None  # the blob of targets, if the net has a loss
-    output: str | None = (
-        None  # the blob of logits or values; by default the first external output, before its softmax
-    )
-    loss: str | None = (
-        None  # the blob of the loss, if the net has one; by default a loss is appended to the output
-    )
-    states: dict = field(
-        default_factory=dict
-    )  # first state -> last state, unless a RecurrentNetwork defines them
+    # the blob of logits or values; by default the first external output, before its softmax
+    output: str | None = None
+    # the blob of the loss, if the net has one; by default a loss is appended to the output
+    loss: str | None = None
+    # first state -> last state, unless a RecurrentNetwork defines them
+    states: dict = field(default_factory=dict)
     frozen: list[str] = field(default_factory=list)  # weights that are not trained
 
     def __post_init__(self):
@@ -97,18 +93,25 @@ def _model(config: NetDefConfig, signature: Signature, compute: Compute) -> NetD
     served = package.predict_net
     weights = package.weights(key=jax.random.key(0))
     output = _output(config, served)
-    written = {o for op in served.ops for o in op.outputs}
+    written = _makers(served)
     end = config.loss or output
     if end not in written:
         raise ConfigError(f"there is no blob {end!r}{near(end, written)}")
     net = extract_sub_net(served, [], [end])
-    inputs = [b for b in net.external_inputs if b not in weights]
+    inputs = [blob for blob in net.external_inputs if blob not in weights]
     last = {**_last_states(net, inputs), **config.states}
-    feeds = _feeds(config, signature, [b for b in inputs if b not in last])
+    feeds = _feeds(config, signature, [blob for blob in inputs if blob not in last])
+    known = _makers(net).keys() | weights.keys()
     for name in [*last.values(), *config.frozen]:
-        if name not in {o for op in net.ops for o in op.outputs} | set(weights):
+        if name not in known:
             raise ConfigError(f"there is no blob {name!r}{near(name, weights)}")
-    read = {n: w for n, w in weights.items() if n in net.external_inputs}
+    read = {}
+    constants = {}
+    for name, weight in weights.items():
+        if name in net.external_inputs:
+            read[name] = weight
+            if weight.dtype.kind != "f" or name in config.frozen:
+                constants[name] = weight
     sizes, shape = _shapes(net, read, last, feeds, output, signature)
     if shape[-1] != signature.outputs:
         raise ConfigError(
@@ -121,27 +124,33 @@ def _model(config: NetDefConfig, signature: Signature, compute: Compute) -> NetD
         feeds["targets"] = "targets"
     targets = tuple(blob for blob, member in feeds.items() if member == "targets")
     wanted = tuple(dict.fromkeys([loss, output, *last.values()]))
-    constants = {n: w for n, w in read.items() if w.dtype.kind != "f" or n in config.frozen}
     fills = export_package(net, read, [*feeds, *last], wanted).init_net.ops
-    init = Net(
-        f"{net.name}_init", tuple(op for op in fills if op.outputs[0] in read), (), tuple(read)
-    )
+    of_weights = tuple(op for op in fills if op.outputs[0] in read)
+    init = Net(f"{net.name}_init", of_weights, (), tuple(read))
     states = {first: (name, sizes[first]) for first, name in last.items()}
     net = replace(net, external_inputs=(*feeds, *last, *read), external_outputs=wanted)
     signature = replace(signature, carried=bool(states))
     return NetDefModel(
-        net,
-        init,
-        states,
-        feeds,
-        compute,
-        loss,
-        output,
-        targets,
-        constants,
+        net=net,
+        init_net=init,
+        states=states,
+        feeds=feeds,
+        compute=compute,
+        loss_blob=loss,
+        output_blob=output,
+        targets=targets,
+        constants=constants,
         signature=signature,
         whole=served,
     )
+
+
+def _makers(net: Net) -> dict[str, Op]:
+    """Returns the operator that writes each blob last."""
+    makers = {}
+    for op in net.ops:
+        makers |= dict.fromkeys(op.outputs, op)
+    return makers
 
 
 def _read(config: NetDefConfig) -> Package:
@@ -157,7 +166,7 @@ def _output(config: NetDefConfig, net: Net) -> str:
     """Returns the blob of logits or values: of the config, or the loss's input, or the first output before its softmax."""
     if config.output is not None:
         return config.output
-    makers = {o: op for op in net.ops for o in op.outputs}
+    makers = _makers(net)
     if config.loss in makers and makers[config.loss].type == LOSS:
         return makers[config.loss].inputs[0]
     if not net.external_outputs:
@@ -172,15 +181,15 @@ def _last_states(net: Net, inputs: list[str]) -> dict[str, str]:
     """Returns the blob of the last state for each input of the net that is a recurrent network's first state."""
     states = {}
     for op in net.ops:
-        if op.type == RECURRENT:
-            aliases = zip(op.names("alias_src"), op.names("alias_dst"), op.integers("alias_offset"))
-            last = {source: name for source, name, offset in aliases if offset == -1}
-            firsts = [op.inputs[k] for k in op.integers("initial_recurrent_state_ids")]
-            states |= {
-                f: last[s]
-                for f, s in zip(firsts, op.names("recurrent_states"))
-                if f in inputs and s in last
-            }
+        if op.type != RECURRENT:
+            continue
+        aliases = zip(op.names("alias_src"), op.names("alias_dst"), op.integers("alias_offset"))
+        last = {source: name for source, name, offset in aliases if offset == -1}
+        firsts = op.integers("initial_recurrent_state_ids")
+        for k, state in zip(firsts, op.names("recurrent_states")):
+            first = op.inputs[k]
+            if first in inputs and state in last:
+                states[first] = last[state]
     return states
 
 
@@ -188,11 +197,12 @@ def _feeds(config: NetDefConfig, signature: Signature, left: list[str]) -> dict[
     """Returns the member of a batch for each input of the net."""
     member = "tokens" if signature.tokens else "inputs"
     named = {config.input: member, config.lengths: "lengths", config.targets: "targets"}
-    feeds = {blob: what for blob, what in named.items() if blob is not None}
+    named.pop(None, None)
+    feeds: dict[str, str] = named
     for blob, what in feeds.items():
         if blob not in left:
             raise ConfigError(f"the net reads no blob {blob!r} of {what}{near(blob, left)}")
-    unnamed = [b for b in left if b not in feeds]
+    unnamed = [blob for blob in left if blob not in feeds]
     if config.loss is not None and config.targets is None:
         raise ConfigError(
             "the net has a loss of its own; name the blob of its targets with model.targets"
@@ -233,23 +243,24 @@ def _shapes(
         "targets": jnp.zeros((2, 3) if s.every_step else 3, jnp.int32),
     }
     run = to_jax(for_evaluation(net), [output, *last.values()])
-    sizes = sorted({n for w in weights.values() for n in np.shape(w)}) if last else [0]
+    sizes = {0}
+    if last:
+        sizes = set().union(*map(np.shape, weights.values()))
+    given = dict(weights)
+    for blob, what in feeds.items():
+        given[blob] = arrays[what]
     problem: JrnnError | None = None
-    for size in sizes:
-        given = {
-            **{b: arrays[what] for b, what in feeds.items()},
-            **{b: jnp.zeros((1, 3, size)) for b in last},
-        }
+    for size in sorted(sizes):
+        given |= dict.fromkeys(last, jnp.zeros((1, 3, size)))
         try:
-            shapes = jax.eval_shape(lambda given=given: run({**weights, **given}))
+            shapes = jax.eval_shape(partial(run, given))
         except JrnnError as e:
             problem = e
             continue
         if all(shapes[name].shape == (1, 3, size) for name in last.values()):
             return dict.fromkeys(last, size), shapes[output].shape
-    raise ConfigError(
-        f"does not fit the data, or its states have several sizes: {problem}"
-    ) from problem
+    what = f"does not fit the data, or its states have several sizes: {problem}"
+    raise ConfigError(what) from problem
 
 
 def _with_loss(net: Net, output: str, shape: tuple[int, ...], signature: Signature) -> Net:
@@ -260,9 +271,8 @@ def _with_loss(net: Net, output: str, shape: tuple[int, ...], signature: Signatu
         targets = "targets_joined"
         ops.append(Op.of("Reshape", ["targets"], [targets, "targets_old_shape"], shape=[-1]))
     if signature.loss == "cross_entropy":
-        ops.append(
-            Op.of(LOSS, [output, targets], ["loss_probabilities", "loss"], axis=len(shape) - 1)
-        )
+        outputs = ["loss_probabilities", "loss"]
+        ops.append(Op.of(LOSS, [output, targets], outputs, axis=len(shape) - 1))
     else:
         ops.append(Op.of("Sub", [output, targets], ["loss_error"]))
         ops.append(Op.of("Sqr", ["loss_error"], ["loss_squared_error"]))

@@ -105,23 +105,16 @@ class NnModel(LayersModel):
     def _layout(self) -> Layout:
         c = self.config
         unit, _ = UNITS[c.cell]
-        return Layout(
-            unit,
-            self._inputs,
-            c.hidden,
-            c.layers,
-            bidirectional=c.bidirectional,
-            layer_norm=c.layer_norm,
-        )
+        options = {"bidirectional": c.bidirectional, "layer_norm": c.layer_norm}
+        return Layout(unit, self._inputs, c.hidden, c.layers, **options)
 
     def init(self, key: Any) -> Params:
         of_layers, of_embedding, of_output, of_memory = jax.random.split(key, 4)
         params = self._layout.init(of_layers)
         for k, suffix in enumerate(self._layout.suffixes()):
             params |= self._gate_biases(suffix, params, jax.random.fold_in(of_memory, k))
-        return params | self._ends(
-            of_embedding, of_output, self.config.hidden * self._layout.directions
-        )
+        size = self.config.hidden * self._layout.directions
+        return params | self._ends(of_embedding, of_output, size)
 
     def _gate_biases(self, suffix: str, params: Params, key: Any) -> Params:
         """Returns initial biases of the gates that keep the state: the forget bias, or the chrono initialization.
@@ -140,16 +133,14 @@ class NnModel(LayersModel):
             return {name: params[name].at[gate].set(c.forget_bias), f"bias_hh{suffix}": zeros}
         keep = jnp.log(jax.random.uniform(key, (h,), minval=1.0, maxval=c.memory - 1.0))
         bias = params[name].at[gate].set(keep)
-        return {
-            name: bias.at[:h].set(-keep) if c.cell == "lstm" else bias,
-            f"bias_hh{suffix}": zeros,
-        }
+        if c.cell == "lstm":
+            bias = bias.at[:h].set(-keep)
+        return {name: bias, f"bias_hh{suffix}": zeros}
 
     def initial_carry(self, examples: int) -> Carry:
         names = ("h", "c")[: self._layout.unit.states] if self.signature.carried else ()
-        return {
-            name: jnp.zeros((self.config.layers, examples, self.config.hidden)) for name in names
-        }
+        shape = (self.config.layers, examples, self.config.hidden)
+        return {name: jnp.zeros(shape) for name in names}
 
     def _run(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
         c = self.config
@@ -167,9 +158,10 @@ class NnModel(LayersModel):
         read = dropout(read, c.dropout, keys[2])
         output = self._output(params, read if dtype is None else read.astype(dtype))
         # By name: a carry that went through `jax.jit` has its names in alphabetical order, `c` before `h`.
-        return output, {
-            name: states["hc".index(name)].astype(leaf.dtype) for name, leaf in carry.items()
-        }
+        after = {}
+        for name, leaf in carry.items():
+            after[name] = states["hc".index(name)].astype(leaf.dtype)
+        return output, after
 
 
 def _state(carry: Carry) -> Any:

@@ -5,9 +5,9 @@ Shapes: T steps, B examples side by side.
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -41,9 +41,8 @@ class PretrainedConfig:
     pretrained: str | None = None  # its folder, with config.json and safetensors
     lora_rank: Natural = 0  # rank of trained matrices that are added to frozen ones; 0: none are
     lora_alpha: float = 16.0  # their product is multiplied by lora_alpha / lora_rank
-    lora_targets: list[str] = field(
-        default_factory=lambda: ["*proj*.weight"]
-    )  # patterns of the frozen ones' names
+    # patterns of the frozen ones' names
+    lora_targets: list[str] = field(default_factory=lambda: ["*proj*.weight"])
 
     def __post_init__(self):
         require(
@@ -101,16 +100,17 @@ class PretrainedModel(Model):
             "model.lora_targets must have a pattern, with lora_rank",
             config.lora_targets,
         )
+        chosen: set[str] = set()
         for pattern in config.lora_targets:
-            if any(fnmatchcase(name, pattern) for name in names):
-                continue
-            others = [name for name in shapes if fnmatchcase(name, pattern)]
-            found = f"; {others[-1]} is {list(shapes[others[-1]])}" if others else ""
-            raise ConfigError(
-                f"model.lora_targets: no matrix has a name like {pattern!r}{found}; such as {', '.join(names[-3:])}"
-            )
-        targets = tuple(n for n in names if any(fnmatchcase(n, one) for one in config.lora_targets))
-        return replace(model, targets=targets)
+            matrices = fnmatch.filter(names, pattern)
+            if not matrices:
+                others = fnmatch.filter(shapes, pattern)
+                found = f"; {others[-1]} is {list(shapes[others[-1]])}" if others else ""
+                raise ConfigError(
+                    f"model.lora_targets: no matrix has a name like {pattern!r}{found}; such as {', '.join(names[-3:])}"
+                )
+            chosen.update(matrices)
+        return replace(model, targets=tuple(name for name in names if name in chosen))
 
     def kept(self) -> dict[str, Any]:
         """Returns what a run keeps of the model, as plain JSON."""
@@ -121,10 +121,11 @@ class PretrainedModel(Model):
         folder = Path(str(self.config.pretrained))
         path = folder / "tokenizer.json"
         same = kind_of(path) == "a file" and read_tokenizer(path).to_str() == tokenizer
-        names = FILES if same else FILES[:1]
-        return {
-            name: read_text(folder / name, ConfigError) for name in names if kind_of(folder / name)
-        }
+        texts = {}
+        for name in FILES if same else FILES[:1]:
+            if kind_of(folder / name):
+                texts[name] = read_text(folder / name, ConfigError)
+        return texts
 
     @cached_property
     def _configured(self) -> LanguageModel:
@@ -136,28 +137,29 @@ class PretrainedModel(Model):
 
     @property
     def signature(self) -> Signature:
-        v = self.vocabulary
         return Signature(
-            True, v, v, every_step=True, loss="cross_entropy", carried=True, resets=True
+            tokens=True,
+            inputs=self.vocabulary,
+            outputs=self.vocabulary,
+            every_step=True,
+            loss="cross_entropy",
+            carried=True,
+            resets=True,
         )
 
     def language_model(self, params: Params) -> LanguageModel:
         """Returns the model with these parameters, low-rank parts added, in the types of its files."""
         merged = self._merged(params)
-        return replace(
-            self._configured,
-            params={name: p.astype(self.types[name]) for name, p in merged.items()},
-        )
+        for name, p in merged.items():
+            merged[name] = p.astype(self.types[name])
+        return replace(self._configured, params=merged)
 
     def _merged(self, params: Params) -> Params:
+        """Returns the parameters of the model itself, low-rank parts added."""
         merged = {name: p for name, p in params.items() if not name.endswith((f".{A}", f".{B}"))}
         for name in self.targets:
-            merged[name] += (
-                self.config.lora_alpha
-                / self.config.lora_rank
-                * params[f"{name}.{B}"]
-                @ params[f"{name}.{A}"]
-            )
+            scale = self.config.lora_alpha / self.config.lora_rank
+            merged[name] += scale * params[f"{name}.{B}"] @ params[f"{name}.{A}"]
         return merged
 
     def shapes(self) -> Params:
@@ -169,17 +171,15 @@ class PretrainedModel(Model):
         return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
 
     def init(self, key: Any) -> Params:
-        params = {
-            name: p.astype(jnp.float32)
-            for name, p in models.load(self.config.pretrained).params.items()
-        }
+        params = {}
+        for name, p in models.load(self.config.pretrained).params.items():
+            params[name] = p.astype(jnp.float32)
         shapes = self.shapes()
         for k, name in enumerate(self.targets):  # the products are 0 at first
             a = shapes[f"{name}.{A}"]
             b = shapes[f"{name}.{B}"]
-            params[f"{name}.{A}"] = (
-                jax.random.normal(jax.random.fold_in(key, k), a.shape) / a.shape[1] ** 0.5
-            )
+            drawn = jax.random.normal(jax.random.fold_in(key, k), a.shape)
+            params[f"{name}.{A}"] = drawn / a.shape[1] ** 0.5
             params[f"{name}.{B}"] = jnp.zeros(b.shape)
         return params
 
@@ -192,8 +192,9 @@ class PretrainedModel(Model):
 
     def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
         dtype = jnp.dtype(self.precision)
-        model = replace(
-            self._configured, params={n: p.astype(dtype) for n, p in self._merged(params).items()}
-        )
+        merged = self._merged(params)
+        for name, p in merged.items():
+            merged[name] = p.astype(dtype)
+        model = replace(self._configured, params=merged)
         logits, _ = model(jnp.asarray(batch.tokens).T, resets=jnp.asarray(batch.resets).T)
         return jnp.swapaxes(logits, 0, 1), carry

@@ -93,31 +93,29 @@ class Seq2SeqModel(NetModel):
     ) -> Beams:
         n = inputs.shape[1]
         encoded = self._encode({**params, "inputs": inputs, "input_lengths": input_lengths})
-        memory = {
-            name: jnp.repeat(encoded[name], width, axis) for name, axis in self.memory.items()
-        }
-        memory["input_lengths"] = jnp.repeat(input_lengths, width)
-        first = {name: encoded[name] for name in self.decoder_states}
-        first = {
-            name: v if v.ndim > 1 else jnp.broadcast_to(v, (1, n, *v.shape))
-            for name, v in first.items()
-        }
+        memory = {"input_lengths": jnp.repeat(input_lengths, width)}
+        for name, axis in self.memory.items():
+            memory[name] = jnp.repeat(encoded[name], width, axis)
+        first = {}
+        for name in self.decoder_states:
+            state = encoded[name]
+            first[name] = state if state.ndim > 1 else jnp.broadcast_to(state, (1, n, *state.shape))
 
         def step(states: dict[str, Any], last: Any) -> tuple[Any, dict[str, Any]]:
             blobs = self._decode({**params, **memory, **states, "decoder_inputs": last[None]})
-            return blobs[self.output_blob][0], {
-                name: blobs[after] for name, after in self.decoder_states.items()
-            }
+            states = {name: blobs[after] for name, after in self.decoder_states.items()}
+            return blobs[self.output_blob][0], states
 
-        return beam_search(
-            step, first, jnp.full(n, end, jnp.int32), end=end, width=width, **options
-        )
+        start = jnp.full(n, end, jnp.int32)
+        return beam_search(step, first, start, end=end, width=width, **options)
 
     def attention(self, params: Params, batch: Any) -> np.ndarray:
         """Returns the weights [T, N, S] with which the decoder, fed a batch's targets, attends to the inputs."""
         blobs = retrieve_step_blobs(self.net, self._blobs(params, {}, batch), prefix="")
-        steps = len(batch.decoder_inputs)
-        return np.stack([blobs[f"_{ATTEND}/attention_weights_3d{t}"][..., 0] for t in range(steps)])
+        weights = []
+        for t in range(len(batch.decoder_inputs)):
+            weights.append(blobs[f"_{ATTEND}/attention_weights_3d{t}"][..., 0])
+        return np.stack(weights)
 
 
 def seq2seq(config: Seq2SeqConfig, tokens_known: int, compute: Compute = DEFAULT) -> Seq2SeqModel:
@@ -151,10 +149,11 @@ def seq2seq(config: Seq2SeqConfig, tokens_known: int, compute: Compute = DEFAULT
     turned = b.ReversePackedSegs([backward.hidden_all, input_lengths], "backward_outputs")
     outputs = _joined(b, [forward.hidden_all, turned], "encoder_outputs")
     first = []
-    for kind, ends in {
+    of_ends = {
         "hidden": (forward.hidden_last, backward.hidden_last),
         "cell": (forward.cell_last, backward.cell_last),
-    }.items():
+    }
+    for kind, ends in of_ends.items():
         last = _joined(b, ends, f"encoder_{kind}_last")
         first.append(fully_connected(b, last, f"decoder_{kind}_first", features, config.decoder))
     first.append(b.param("context_first", [features], "ConstantFill", value=0.0))
@@ -166,9 +165,8 @@ def seq2seq(config: Seq2SeqConfig, tokens_known: int, compute: Compute = DEFAULT
         b, y, None, first, config.embedding, config.decoder, encoder, ATTEND, options
     )
     logits = fully_connected(b, out.combined, "logits", config.decoder + features, tokens_known)
-    b.SoftmaxWithLoss(
-        [logits, targets, _within(b, targets, target_lengths)], ["probabilities", "loss"], axis=2
-    )
+    weights = _within(b, targets, target_lengths)
+    b.SoftmaxWithLoss([logits, targets, weights], ["probabilities", "loss"], axis=2)
 
     memory = {f"{ATTEND}/encoder_outputs_transposed": 0}
     if config.attention != "dot":
@@ -177,9 +175,8 @@ def seq2seq(config: Seq2SeqConfig, tokens_known: int, compute: Compute = DEFAULT
     if out.coverage_last is not None:
         memory[f"{ATTEND}/coverage_weights"] = 1
         states[f"{ATTEND}/initial_coverage"] = out.coverage_last
-    feeds = {
-        name: name for name in (inputs, input_lengths, decoder_inputs, targets, target_lengths)
-    }
+    names = (inputs, input_lengths, decoder_inputs, targets, target_lengths)
+    feeds = dict(zip(names, names))
     return Seq2SeqModel(
         b.build(outputs=["loss"]),
         b.build_init(),
@@ -226,12 +223,12 @@ def _continued(
     beams: Beams, t: Any, logits: Any, end: int, normalization: float
 ) -> tuple[Beams, Any]:
     """The K best of all continuations by a token in step t, by its logits [N K, V], and the hypotheses [N K] before."""
-    (n, k, _), vocabulary = beams.tokens.shape, logits.shape[-1]
+    n, k, _ = beams.tokens.shape
+    vocabulary = logits.shape[-1]
     next_ = jax.nn.log_softmax(logits.reshape(n, k, vocabulary))
     stay = jnp.where(jnp.arange(vocabulary) == end, 0.0, -jnp.inf).astype(next_.dtype)
-    next_ = jnp.where(
-        beams.finished[..., None], stay, next_
-    )  # a finished hypothesis has one continuation: itself
+    # A finished hypothesis has one continuation: itself.
+    next_ = jnp.where(beams.finished[..., None], stay, next_)
     total = beams.log_probability[..., None] + next_  # [N, K, V]
     lengths = jnp.where(beams.finished, beams.lengths, t + 1)
     scores = total / lengths[..., None].astype(total.dtype) ** normalization
@@ -302,9 +299,8 @@ def beam_search(
 
     def body(loop: tuple[Any, Beams, State]) -> tuple[Any, Beams, State]:
         t, beams, state = loop
-        before = lax.dynamic_index_in_dim(
-            beams.tokens, jnp.maximum(t - 1, 0), 2, keepdims=False
-        )  # [N, K]
+        place = jnp.maximum(t - 1, 0)
+        before = lax.dynamic_index_in_dim(beams.tokens, place, 2, keepdims=False)  # [N, K]
         last = jnp.where(t == 0, jnp.broadcast_to(first[:, None], (n, k)), before)
         logits, state = step(state, last.reshape(-1).astype(jnp.int32))
         beams, rows = _continued(beams, t, logits, end, normalization)
@@ -312,9 +308,8 @@ def beam_search(
 
     state = jax.tree.map(lambda a: jnp.repeat(a, k, axis=1), state)
     dtype = jax.eval_shape(step, state, jax.ShapeDtypeStruct((n * k,), jnp.int32))[0].dtype
-    alone = jnp.where(jnp.arange(k) == 0, 0.0, -jnp.inf).astype(
-        dtype
-    )  # otherwise all K beams would start the same
+    # Otherwise all K beams would start the same.
+    alone = jnp.where(jnp.arange(k) == 0, 0.0, -jnp.inf).astype(dtype)
     start = Beams(
         jnp.full((n, k, steps), end, jnp.int32),
         jnp.zeros((n, k), jnp.int32),

@@ -6,6 +6,7 @@ Shapes: N examples, S steps of the longest input, T steps of the longest target 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import string
 import zlib
 from collections.abc import Mapping, Sequence
@@ -107,20 +108,22 @@ def encode(
     [[44, 43, 0], [45, 0, 0]]
     """
     end = VOCABULARY.characters[END]
-    for text in (text for pair in pairs for text in pair):
+    for text in itertools.chain.from_iterable(pairs):
         if end in text:
             raise DataError(
                 f"{text!r} holds the character {end!r}, which ends a sequence; leave it out"
             )
-    inputs, input_lengths = _padded([source for source, _ in pairs], input_steps)
-    targets, target_lengths = _padded([target + end for _, target in pairs], target_steps)
+    sources = [source for source, _ in pairs]
+    ended = [target + end for _, target in pairs]
+    inputs, input_lengths = _padded(sources, input_steps)
+    targets, target_lengths = _padded(ended, target_steps)
     shifted = np.concatenate([np.full((1, len(pairs)), END, np.int32), targets[:-1]])
     return PairBatch(inputs, input_lengths, shifted, targets, target_lengths, np.asarray(True))
 
 
 def _padded(strings: Sequence[str], steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns strings as columns of tokens [T, N], T at least `steps`, and their lengths [N]."""
-    lengths = np.array([len(s) for s in strings], np.int32)
+    lengths = np.array(list(map(len, strings)), np.int32)
     numbers = np.full((len(strings), max(steps, lengths.max(initial=0))), END, np.int32)
     numbers[np.arange(numbers.shape[1]) < lengths[:, None]] = VOCABULARY.encode("".join(strings))
     return np.ascontiguousarray(numbers.T), lengths
@@ -170,11 +173,14 @@ class Pairs(Seq2SeqData):
         days = rng.integers(len(self._days), size=count)
         spellings = rng.integers(len(SPELLINGS), size=count)
         cases = rng.integers(len(CASES), size=count)
-        dates = (
-            (CASES[case](spell(self._days[day], SPELLINGS[spelling])), self._days[day].isoformat())
-            for day, spelling, case in zip(days, spellings, cases)
-        )
-        return [self._string(rng) if reversed_ else one for reversed_, one in zip(reverse, dates)]
+        pairs = []
+        for is_reversed, day, spelling, case in zip(reverse, days, spellings, cases):
+            if is_reversed:
+                pairs.append(self._string(rng))
+                continue
+            date_ = self._days[day]
+            pairs.append((CASES[case](spell(date_, SPELLINGS[spelling])), date_.isoformat()))
+        return pairs
 
     def at(self, step: int) -> PairBatch:
         return self.of(self.draw(step, self.batch))
@@ -194,25 +200,29 @@ class Pairs(Seq2SeqData):
 
     @cached_property
     def _days(self) -> list[date]:
-        first, end = (
-            date(year, 1, 1).toordinal() for year in (self.first_year, self.last_year + 1)
-        )
+        first = date(self.first_year, 1, 1).toordinal()
+        end = date(self.last_year + 1, 1, 1).toordinal()
         days = map(date.fromordinal, range(first, end))
         return [day for day in days if is_held_out(day.isoformat()) == self.held_out]
 
     def _string(self, rng: np.random.Generator) -> tuple[str, str]:
         while True:
-            text = "".join(
-                ALPHABET[k]
-                for k in rng.integers(len(ALPHABET), size=rng.integers(1, self.longest + 1))
-            )
+            length = rng.integers(1, self.longest + 1)
+            letters = rng.integers(len(ALPHABET), size=length)
+            text = "".join(map(ALPHABET.__getitem__, letters))
             if is_held_out(text[::-1]) == self.held_out:
                 return REVERSE + text, text[::-1]
 
 
-_LONGEST_DATE = max(
-    len(spell(date(2000, m, d), s)) for m in range(1, 13) for d in range(20, 28) for s in SPELLINGS
-)
+def _longest_date() -> int:
+    """Returns the greatest length of a date: eight days have every weekday, and numbers of two digits."""
+    longest = 0
+    for month, day, spelling in itertools.product(range(1, 13), range(20, 28), SPELLINGS):
+        longest = max(longest, len(spell(date(2000, month, day), spelling)))
+    return longest
+
+
+_LONGEST_DATE = _longest_date()
 
 
 GREEDY = {"width": 1, "normalization": 0.0}
@@ -225,9 +235,8 @@ class Seq2SeqSample:
     prompt: str = "18 Nov 2026"  # what is read
     beam: Positive = 4  # the width of the beam search, which is also the number of answers
     normalization: NonNegative = 1.0  # see `beam_search`
-    attention: str | None = (
-        None  # a file for a picture of what the best answer attended to: .png, .svg or .pdf
-    )
+    # a file for a picture of what the best answer attended to: .png, .svg or .pdf
+    attention: str | None = None
 
     def __post_init__(self):
         require(self.prompt != "", "sample.prompt must hold at least one character", self.prompt)
@@ -250,29 +259,27 @@ class Seq2SeqTask(Task):
     @classmethod
     def load(cls, config: Any) -> Seq2SeqTask:
         train = Pairs(**vars(config.data), seed=config.seed)
-        shares = {"dates": 0.0, "reversals": 1.0}
-        if train.reversals in (0, 1):
-            shares = {name: share for name, share in shares.items() if share == train.reversals}
-        held_out = {
-            name: replace(train, reversals=share, seed=0, held_out=True).draw(0, train.validation)
-            for name, share in shares.items()
-        }
+        held_out = {}
+        for name, share in (("dates", 0.0), ("reversals", 1.0)):
+            if train.reversals != 1 - share:  # the run has pairs of this kind
+                drawn_from = replace(train, reversals=share, seed=0, held_out=True)
+                held_out[name] = drawn_from.draw(0, train.validation)
         return cls(train, held_out, _model(config, {"characters": VOCABULARY.characters}))
 
     def validation(self) -> Sequence[PairBatch]:
         size = self.train.batch
-        return [
-            self.train.of(pairs[k : k + size])
-            for pairs in self.held_out.values()
-            for k in range(0, len(pairs), size)
-        ]
+        batches = []
+        for pairs in self.held_out.values():
+            for k in range(0, len(pairs), size):
+                batches.append(self.train.of(pairs[k : k + size]))
+        return batches
 
     def evaluate(self, params: Params, loss: float) -> dict[str, float]:
         """Returns the share of each kind of held-out pairs that greedy search gets right to the last character."""
-        return {
-            f"exact_match_{name}": self.exact_match(params, pairs)
-            for name, pairs in self.held_out.items()
-        }
+        shares = {}
+        for name, pairs in self.held_out.items():
+            shares[f"exact_match_{name}"] = self.exact_match(params, pairs)
+        return shares
 
     def exact_match(self, params: Params, pairs: Sequence[tuple[str, str]]) -> float:
         batch = self.train.of(pairs)
@@ -284,10 +291,9 @@ class Seq2SeqTask(Task):
         return float(np.mean(right.all(axis=1)))
 
     def fingerprint(self) -> dict[str, Any]:
-        pairs = [
-            *self.train.draw(0, 1000),
-            *(pair for kind in self.held_out.values() for pair in kind),
-        ]
+        pairs = self.train.draw(0, 1000)
+        for of_a_kind in self.held_out.values():
+            pairs += of_a_kind
         return {
             "characters": VOCABULARY.characters,
             "sha256": hashlib.sha256(repr(pairs).encode()).hexdigest(),
@@ -327,19 +333,20 @@ def _write(trained: Trained, seed: int) -> str:
     )
     lengths = np.asarray(best.lengths)[0]
     finished = np.asarray(best.finished)[0]
-    answers = [
-        VOCABULARY.decode(tokens[: n - done])
-        for tokens, n, done in zip(best.tokens[0], lengths, finished)
-    ]
+    answers = []
+    for tokens, length, is_finished in zip(best.tokens[0], lengths, finished):
+        answers.append(VOCABULARY.decode(tokens[: length - is_finished]))
     if settings.attention is not None:
         of_best = encode([(settings.prompt, answers[0])])
         weights = model.attention(trained.params, of_best)[: len(answers[0]), 0]
         draw_attention(Path(settings.attention), settings.prompt, answers[0], weights)
     shares = np.exp(np.asarray(best.log_probability)[0])
     width = max(map(len, answers))
-    return "\n".join(
-        f"{text:{width}}  {share:.4f}" for text, share in zip(answers, shares) if share > 0
-    )
+    lines = []
+    for text, share in zip(answers, shares):
+        if share > 0:
+            lines.append(f"{text:{width}}  {share:.4f}")
+    return "\n".join(lines)
 
 
 SEQ2SEQ = TaskKind(
@@ -362,25 +369,20 @@ def draw_attention(path: Path, source: str, target: str, weights: np.ndarray) ->
     if not target:
         raise UsageError(f"{path}: the answer is empty, so there is no attention to draw")
     assert weights.shape == (len(target), len(source)), weights.shape
-    size = (
-        max(len(source), FEWEST) * CELL + 0.5,
-        max(len(target), FEWEST // 2) * CELL + 1.1,
-    )  # as a phone shows it
-    with picture(path, size) as figure:
+    # As a phone shows it.
+    width = max(len(source), FEWEST) * CELL + 0.5
+    height = max(len(target), FEWEST // 2) * CELL + 1.1
+    with picture(path, (width, height)) as figure:
         axes = figure.add_subplot()
         image = axes.imshow(
             weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal", interpolation="nearest"
         )
-        axes.set_xticks(
-            range(len(source)), source.replace(" ", "␣"), family="monospace", fontsize=8
-        )
-        axes.set_yticks(
-            range(len(target)), target.replace(" ", "␣"), family="monospace", fontsize=8
-        )
+        font = {"family": "monospace", "fontsize": 8}
+        axes.set_xticks(range(len(source)), source.replace(" ", "␣"), **font)
+        axes.set_yticks(range(len(target)), target.replace(" ", "␣"), **font)
         axes.xaxis.tick_top()
         axes.xaxis.set_label_position("top")
         axes.tick_params(length=0, pad=2)
         axes.set(xlabel="input", ylabel="output")
-        figure.colorbar(
-            image, ax=axes, location="bottom", aspect=40, label="weight"
-        ).outline.set_visible(False)
+        bar = figure.colorbar(image, ax=axes, location="bottom", aspect=40, label="weight")
+        bar.outline.set_visible(False)

@@ -42,9 +42,8 @@ class ClassificationData:
     """
 
     source: Literal["digits", "file"] = "digits"
-    path: str | None = (
-        None  # the file, relative to the working directory; it implies source = "file"
-    )
+    # the file, relative to the working directory; it implies source = "file"
+    path: str | None = None
     validation: float = 0.2  # the share of the examples that is never trained on, drawn by the seed
     batch: Positive = 64  # examples in a step
     noise: NonNegative = 0.0  # standard deviation of noise on the training inputs, which are scaled to a deviation of 1
@@ -115,7 +114,7 @@ def _examples(arrays: Mapping[str, np.ndarray]) -> Examples:
     if lengths is not None:
         bad &= (np.arange(len(by_step))[:, None] < lengths)[..., None]
     if bad.any():
-        step, example, feature = (int(k) for k in np.argwhere(bad)[0])
+        step, example, feature = np.argwhere(bad)[0].tolist()
         raise DataError(
             f"'inputs' of example {example} is {by_step[step, example, feature]} at step {step}, feature {feature}; it must "
             "be finite in float32"
@@ -142,9 +141,8 @@ class ClassificationTask(HeldOutTask):
             "deviation": scaling.deviation,
             "sha256": checksum(examples.inputs, examples.targets, examples.lengths),
         }
-        train, held_out = (
-            part._replace(inputs=scaling.apply(part.inputs)) for part in (train, held_out)
-        )
+        train = train._replace(inputs=scaling.apply(train.inputs))
+        held_out = held_out._replace(inputs=scaling.apply(held_out.inputs))
         batches = Shuffled.of(train, config.data.batch, config.seed, config.data.noise)
         return cls(batches, held_out, kept, _model(config, kept))
 
@@ -162,8 +160,12 @@ def _valid_steps(examples: Examples) -> np.ndarray:
 
 
 def _model(config: Any, kept: Mapping[str, Any]) -> Model:
-    inputs, outputs = (kept_value(kept, name, int) for name in ("features", "classes"))
-    signature = Signature(False, inputs, outputs, lengths=kept_value(kept, "lengths", bool))
+    signature = Signature(
+        tokens=False,
+        inputs=kept_value(kept, "features", int),
+        outputs=kept_value(kept, "classes", int),
+        lengths=kept_value(kept, "lengths", bool),
+    )
     return build_model(config, signature)
 
 
@@ -190,16 +192,19 @@ def _predict(trained: Trained, path: str | Path | None) -> str:
     scaled = examples._replace(inputs=np.asarray(scale(examples.inputs)))
     logits = predictor(trained.model)(trained.params, in_batches(scaled, data.batch))
     shares = np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
-    rows = [f"{k},{share.argmax()},{share.max():.6g}" for k, share in enumerate(shares)]
-    return "\n".join(["example,class,probability", *rows]) + "\n"
+    text = "example,class,probability\n"
+    for k, share in enumerate(shares):
+        text += f"{k},{share.argmax()},{share.max():.6g}\n"
+    return text
 
 
 def _units(
     config: Any, kept: Mapping[str, Any]
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    return Scaling(
-        *(kept_value(kept, name, list[float]) for name in ("mean", "deviation"))
-    ).scaled, lambda logits: logits
+    """Inputs in the file's units -> the model's; the logits have none."""
+    mean = kept_value(kept, "mean", list[float])
+    deviation = kept_value(kept, "deviation", list[float])
+    return Scaling(mean, deviation).scaled, lambda logits: logits
 
 
 CLASSIFICATION = TaskKind(

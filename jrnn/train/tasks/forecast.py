@@ -40,16 +40,13 @@ class ForecastData:
     """
 
     source: Literal["demand", "file"] = "file"
-    path: str | None = (
-        None  # the file, relative to the working directory; it implies source = "file"
-    )
+    # the file, relative to the working directory; it implies source = "file"
+    path: str | None = None
     targets: list[str] = field(default_factory=list)  # the columns to predict
-    inputs: list[str] = field(
-        default_factory=list
-    )  # the columns to read; by default those to predict
-    time: str | None = (
-        None  # the column of times, dates or numbers; without it rows are equally spaced
-    )
+    # the columns to read; by default those to predict
+    inputs: list[str] = field(default_factory=list)
+    # the column of times, dates or numbers; without it rows are equally spaced
+    time: str | None = None
     window: Positive = 48  # rows that a forecast is made from
     horizon: Positive = 1  # rows after them that it predicts
     validation: float = 0.2  # the share of the rows, at their end, that is never trained on
@@ -100,6 +97,13 @@ def windows(series: Series, targets: np.ndarray, window: int, horizon: int) -> E
     return series.at(before[:, usable])._replace(targets=goals[usable])
 
 
+def _check_known(names: list[str], values: np.ndarray) -> None:
+    """Raises DataError for a column without any number."""
+    for name, column in zip(names, values.T):
+        if np.isnan(column).all():
+            raise DataError(f"column {name!r} has no number in the rows to train on")
+
+
 @dataclass(frozen=True)
 class ForecastTask(HeldOutTask):
     """Windows of a scaled time series; see `Task`. The last rows are held out; their windows may start before them."""
@@ -115,11 +119,8 @@ class ForecastTask(HeldOutTask):
         targets = read_columns(data.file, data.targets)
         border = round(len(targets) * (1 - data.validation))
         try:
-            for values, names in ((series.inputs, data.read), (targets, data.targets)):
-                if unknown := [
-                    n for n, column in zip(names, values[:border].T) if np.isnan(column).all()
-                ]:
-                    raise DataError(f"column {unknown[0]!r} has no number in the rows to train on")
+            _check_known(data.read, series.inputs[:border])
+            _check_known(data.targets, targets[:border])
             of_inputs = Scaling.fit(series.inputs[:border])
             of_targets = Scaling.fit(targets[:border])
             kept = {
@@ -134,7 +135,7 @@ class ForecastTask(HeldOutTask):
             train = windows(series[:border], y[:border], data.window, data.horizon)
             start = max(border - data.window, 0)  # so that the first row held out is predicted too
             held_out = windows(series[start:], y[start:], data.window, data.horizon)
-            missing = any(np.isnan(part.targets).any() for part in (train, held_out))
+            missing = np.isnan(train.targets).any() or np.isnan(held_out.targets).any()
             if missing and config.model.kind in ("cells", "net"):
                 raise ConfigError(
                     f"{data.file}: has empty cells among the targets, which the loss of a model of kind "
@@ -150,14 +151,14 @@ class ForecastTask(HeldOutTask):
         predicted = _unscaled(self.data, self.kept, self.predicted(params))
         truth = _unscaled(self.data, self.kept, self.held_out.targets)
         errors = np.sqrt(np.nanmean(np.square(predicted - truth), axis=(0, 1)))
-        return {f"rmse_{name}": float(error) for name, error in zip(self.data.targets, errors)}
+        names = map("rmse_{}".format, self.data.targets)
+        return dict(zip(names, errors.tolist()))
 
 
 def _unscaled(data: ForecastData, kept: Mapping[str, Any], values: np.ndarray) -> np.ndarray:
     """[B, P O] -> [B, P, O], in the file's units."""
-    return kept_value(kept, "targets", Scaling).undo(
-        values.reshape(-1, data.horizon, len(data.targets))
-    )
+    by_row = values.reshape(-1, data.horizon, len(data.targets))
+    return kept_value(kept, "targets", Scaling).undo(by_row)
 
 
 def _model(config: Any, kept: Mapping[str, Any]) -> Model:
@@ -170,9 +171,10 @@ def _model(config: Any, kept: Mapping[str, Any]) -> Model:
             f"{data.file}: has empty cells or rows that are not equally spaced, which a model of kind {config.model.kind!r} "
             'does not read: use model.kind = "nn"'
         )
-    return build_model(
-        config, Signature(False, len(data.read), outputs, loss="squared_error", mask=mask, dt=dt)
+    signature = Signature(
+        tokens=False, inputs=len(data.read), outputs=outputs, loss="squared_error", mask=mask, dt=dt
     )
+    return build_model(config, signature)
 
 
 def _predict(trained: Trained, path: str | Path | None) -> str:
@@ -208,12 +210,12 @@ def _predict(trained: Trained, path: str | Path | None) -> str:
         model = model.with_signature(replace(model.signature, mask=True))
     last = series.at(np.arange(data.window)[:, None])
     predicted = _unscaled(data, kept, predictor(model)(trained.params, [last]))[0]
-    rows = [str(k + 1) for k in range(len(predicted))]
+    rows = list(map(str, range(1, len(predicted) + 1)))
     if data.time is not None:
         rows = times_after(path, data.time, len(predicted), *spacing)
     lines = [",".join([data.time or "step", *data.targets])]
     for row, values in zip(rows, predicted):
-        lines.append(",".join([row, *(f"{value:.6g}" for value in values)]))
+        lines.append(",".join([row, *map("{:.6g}".format, values)]))
     return "\n".join(lines) + "\n"
 
 
@@ -224,9 +226,8 @@ def _units(
     data = config.data
 
     def after(y: Any) -> Any:
-        return kept_value(kept, "targets", Scaling).unscaled(
-            y.reshape(y.shape[0], data.horizon, len(data.targets))
-        )
+        by_row = y.reshape(y.shape[0], data.horizon, len(data.targets))
+        return kept_value(kept, "targets", Scaling).unscaled(by_row)
 
     return kept_value(kept, "inputs", Scaling).scaled, after
 

@@ -68,9 +68,8 @@ class SampleConfig:
     """The text that a trained model writes."""
 
     length: Positive = 400  # characters, words or tokens after the prompt
-    temperature: NonNegative = (
-        0.7  # below 1 more predictable, above 1 more random, 0 always the most probable
-    )
+    # below 1 more predictable, above 1 more random, 0 always the most probable
+    temperature: NonNegative = 0.7
     prompt: str = "The "  # how the text begins
 
     def __post_init__(self):
@@ -91,11 +90,9 @@ def written(trained: Trained, prompt: np.ndarray, seed: int) -> list[int]:
 
 
 def _vocabulary(kept: Mapping[str, Any]) -> Vocabulary | WordVocabulary:
-    return (
-        WordVocabulary(kept_value(kept, "words", tuple[str, ...]))
-        if "words" in kept
-        else Vocabulary(kept_value(kept, "characters", str))
-    )
+    if "words" in kept:
+        return WordVocabulary(kept_value(kept, "words", tuple[str, ...]))
+    return Vocabulary(kept_value(kept, "characters", str))
 
 
 def _load(config: Any) -> LanguageTask:
@@ -109,16 +106,22 @@ def _model(config: Any, kept: Mapping[str, Any]) -> Model:
 
 def build_language_model(config: Any, known: int, resets: bool = False) -> Model:
     """Returns the model of a `Config` that reads and predicts `known` tokens; `resets`: see `Signature`."""
-    size = config.data.batch * config.data.chunk
-    options = {"every_step": True, "carried": True, "resets": resets, "tokens_of_a_batch": size}
-    return build_model(config, Signature(True, known, known, **options))
+    signature = Signature(
+        tokens=True,
+        inputs=known,
+        outputs=known,
+        every_step=True,
+        carried=True,
+        resets=resets,
+        tokens_of_a_batch=config.data.batch * config.data.chunk,
+    )
+    return build_model(config, signature)
 
 
 def _write(trained: Trained, seed: int) -> str:
     vocabulary = _vocabulary(trained.fingerprint)
-    return vocabulary.decode(
-        written(trained, vocabulary.encode(trained.config.sample.prompt), seed)
-    )
+    prompt = vocabulary.encode(trained.config.sample.prompt)
+    return vocabulary.decode(written(trained, prompt, seed))
 
 
 CHARACTERS = TaskKind("characters", TextConfig, TOKEN_MODELS, _load, _model, SampleConfig, _write)

@@ -158,15 +158,14 @@ def read_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
 
 def _read(path: str | Path, names: Sequence[str], value: Callable[[str], float]) -> np.ndarray:
     text = read_text(path, DataError, free(), "; data.path must name a CSV file")
-    rows = csv.reader(
-        io.StringIO(text, newline=""), strict=True
-    )  # a quote that is not closed is an error
+    # Strict, so that a quote that is not closed is an error.
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     numbers = []
     try:
-        header = [name.strip() for name in next(rows, [])]
+        header = list(map(str.strip, next(rows, [])))
         places = [_place(path, name, header) for name in names]
         for row in rows:
-            if any(cell.strip() for cell in row[len(header) :]):
+            if any(map(str.strip, row[len(header) :])):
                 raise DataError(
                     f"{path}, line {rows.line_num}: has {len(row)} cells, and the first line {len(header)}"
                 )

@@ -23,9 +23,8 @@ from jrnn.errors import CheckpointError, DataError
 from jrnn.files import checked
 from jrnn.train.models import Model, Params
 
-COMPANIONS = (
-    "companion files"  # a key of fingerprints: texts of files next to the weights; they may change
-)
+# A key of fingerprints: texts of files next to the weights; they may change.
+COMPANIONS = "companion files"
 
 
 class Batch(Protocol):
@@ -48,9 +47,8 @@ class Task(Protocol):
 
     model: Model
     train: Batches
-    axes: Mapping[
-        str, int
-    ]  # the axis of the examples in each member of a batch; the other members are shared
+    # The axis of the examples in each member of a batch; the other members are shared.
+    axes: Mapping[str, int]
     item: str = "examples"  # or "tokens"
     unit: str  # the unit of the loss, as "nats a character" or "mean squared error"
 
@@ -90,14 +88,14 @@ def check_task(config: Any, task: Any) -> None:
         raise DataError(
             f"task {config.task!r} lacks {', '.join(missing)}; a task has {', '.join(known)}"
         )
-    members = task.train.at(0)._asdict()
+    first = task.train.at(0)
+    members = first._asdict()
     for name, axis in task.axes.items():
         value = members.get(name)
-        if value is not None and (
-            np.ndim(value) <= axis or np.shape(value)[axis] != config.data.batch
-        ):
+        shape = np.shape(value)
+        if value is not None and (len(shape) <= axis or shape[axis] != config.data.batch):
             raise DataError(
-                f"task {config.task!r}: {name} of the first batch is {list(np.shape(value))}; axis {axis}, which task.axes "
+                f"task {config.task!r}: {name} of the first batch is {list(shape)}; axis {axis}, which task.axes "
                 f"names, must have data.batch = {config.data.batch} examples"
             )
     for name, value in members.items():
@@ -115,11 +113,8 @@ def check_task(config: Any, task: Any) -> None:
         )
     if signature.loss == "cross_entropy":
         everything = getattr(task.train, "all", None)
-        every = [
-            members.get("targets"),
-            *(getattr(b, "targets", None) for b in (everything, *task.validation())),
-        ]
-        for targets in every:
+        for batch in (first, everything, *task.validation()):
+            targets = getattr(batch, "targets", None)
             if targets is not None:
                 _check_classes(f"task {config.task!r}", np.asarray(targets), signature.outputs)
 
@@ -234,9 +229,8 @@ class Shuffled:
         batch = take(self.all, order[index * self.batch : (index + 1) * self.batch])
         if not self.noise:
             return batch
-        drawn = np.random.default_rng((self.seed, step, 1)).standard_normal(
-            batch.inputs.shape, np.float32
-        )
+        rng = np.random.default_rng((self.seed, step, 1))
+        drawn = rng.standard_normal(batch.inputs.shape, np.float32)
         return batch._replace(inputs=batch.inputs + np.float32(self.noise) * drawn)
 
 
@@ -247,10 +241,12 @@ def _order(seed: int, number: int, count: int) -> np.ndarray:
 
 def take(examples: Examples, which: Any) -> Examples:
     """Returns the examples of these indices."""
-    members = {name: value for name in AXES if (value := getattr(examples, name)) is not None}
-    return examples._replace(
-        **{n: v[which] if AXES[n] == 0 else v[:, which] for n, v in members.items()}
-    )
+    taken = {}
+    for name, axis in AXES.items():
+        value = getattr(examples, name)
+        if value is not None:
+            taken[name] = value[which] if axis == 0 else value[:, which]
+    return examples._replace(**taken)
 
 
 def in_batches(examples: Examples, size: int) -> tuple[Examples, ...]:
@@ -330,7 +326,10 @@ def predictor(model: Model) -> Callable[[Params, Sequence[Examples]], np.ndarray
     def compiled(params: Params, batch: Examples) -> Any:
         return model.predict(params, model.initial_carry(batch.inputs.shape[1]), batch)[0]
 
-    return lambda params, batches: np.concatenate([compiled(params, batch) for batch in batches])
+    def predicted(params: Params, batches: Sequence[Examples]) -> np.ndarray:
+        return np.concatenate([compiled(params, batch) for batch in batches])
+
+    return predicted
 
 
 @dataclass(frozen=True)

@@ -64,13 +64,12 @@ class Rows:
     def at(self, step: int) -> TextChunk:
         number, index = divmod(step, self.per_pass)
         rows = self.per_pass * self.batch
-        offset = (
-            int(np.random.default_rng((self.seed, number)).integers(self.chunk)) if number else 0
-        )
+        offset = 0
+        if number:
+            offset = int(np.random.default_rng((self.seed, number)).integers(self.chunk))
         offset = min(offset, self.stop - self.start - rows * self.chunk - 1)
-        places = permuted(
-            np.arange(index * self.batch, (index + 1) * self.batch), rows, (self.seed, number)
-        )
+        numbers = np.arange(index * self.batch, (index + 1) * self.batch)
+        places = permuted(numbers, rows, (self.seed, number))
         return self.cut(self.start + offset + places * self.chunk)
 
     def in_order(self) -> list[TextChunk]:
@@ -80,11 +79,13 @@ class Rows:
 
     def cut(self, starts: np.ndarray) -> TextChunk:
         """Returns the rows that begin at the tokens `starts`, [B]."""
-        tokens = np.stack(
-            [self.corpus.tokens(at, at + self.chunk + 1) for at in starts.tolist()], 1
-        )  # [T + 1, B]
-        resets = np.stack([self.corpus.begins(at, at + self.chunk) for at in starts.tolist()], 1)
-        return TextChunk(tokens[:-1], tokens[1:], np.asarray(True), resets)
+        rows = []  # of T + 1 tokens
+        resets = []
+        for start in starts.tolist():
+            rows.append(self.corpus.tokens(start, start + self.chunk + 1))
+            resets.append(self.corpus.begins(start, start + self.chunk))
+        tokens = np.stack(rows, 1)
+        return TextChunk(tokens[:-1], tokens[1:], np.asarray(True), np.stack(resets, 1))
 
 
 def permuted(places: np.ndarray, size: int, seed: Any) -> np.ndarray:
@@ -104,9 +105,8 @@ def permuted(places: np.ndarray, size: int, seed: Any) -> np.ndarray:
         low = numbers & mask
         high = numbers >> half
         for key in keys:
-            mixed = (low ^ key) * np.uint64(
-                0x9E3779B97F4A7C15
-            )  # odd, so that all bits of the sum count
+            # An odd factor, so that all bits of the sum count.
+            mixed = (low ^ key) * np.uint64(0x9E3779B97F4A7C15)
             low, high = high ^ (mixed >> np.uint64(32)) & mask, low
         return (high << half) | low
 
@@ -160,11 +160,8 @@ def _load(config: Any) -> TokensTask:
             f"{(data.validation + 1) * data.batch * data.chunk + 2:,}"
         )
     train = Rows(corpus, 0, border, data.batch, data.chunk, config.seed)
-    return TokensTask(
-        train,
-        replace(train, start=border, stop=len(corpus)),
-        _build(config, corpus.vocabulary, None),
-    )
+    held_out = replace(train, start=border, stop=len(corpus))
+    return TokensTask(train, held_out, _build(config, corpus.vocabulary, None))
 
 
 def _build(config: Any, vocabulary: int, kept: Mapping[str, Any] | None) -> Model:
@@ -190,10 +187,8 @@ def _write(trained: Trained, seed: int) -> str:
 def _model(config: Any, kept: Mapping[str, Any]) -> Model:
     pretrained = kept_value(kept, "pretrained", dict) if "pretrained" in kept else None
     if pretrained is not None:
-        pretrained = {
-            key: kept_value(pretrained, key, kind)
-            for key, kind in (("config", str), ("types", dict))
-        }
+        kept_value(pretrained, "config", str)
+        kept_value(pretrained, "types", dict)
         kept_value({COMPANIONS: {}, **kept}, COMPANIONS, dict[str, str])  # older versions kept none
     return _build(config, kept_value(kept, "vocabulary", int), pretrained)
 
