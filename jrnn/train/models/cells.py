@@ -72,7 +72,9 @@ def cells_model(config: CellsConfig, signature: Signature, compute: Compute = DE
         x = inputs
         cell = _stack(config, signature.inputs)
     initial = _initial_states(b, config.layers, cell) if signature.carried else None
-    run = cells.run_cell(cell, b, x, lengths, initial, scope=config.cell)
+    # Tokens after the lengths are looked up like others: they hold no NaN that could spread.
+    options = cells.RunOptions(mask_padding=not isinstance(cell, TokensCell))
+    run = cells.run_cell(cell, b, x, lengths, initial, scope=config.cell, options=options)
     read = run.output if signature.every_step else _last_step(b, run.output)
     output = _output(b, _dropout(b, read, config.dropout), config.hidden, targets, signature)
     states = {}
