@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 from jrnn.errors import ConfigError
 from jrnn.train.config import Config
 from jrnn.train.models.interface import Model, Signature
+from jrnn.train.tasks.task import Kept, Units
 
 
 class Asked(NamedTuple):
@@ -41,7 +41,7 @@ class Origin:
 
     path: Path
     config: Config
-    kept: Mapping[str, Any]
+    kept: Kept
     model: Model
 
     @property
@@ -85,7 +85,7 @@ class Origin:
         return True
 
     @cached_property
-    def units(self) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    def units(self) -> Units:
         """What inputs and outputs go through, between the data's units and the model's."""
         convert = self.config.kind.units
         return (lambda x: x, lambda y: y) if convert is None else convert(self.config, self.kept)

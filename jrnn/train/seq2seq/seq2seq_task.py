@@ -23,10 +23,11 @@ from jrnn.files import AtLeast
 from jrnn.files.writing import picture
 from jrnn.train.models.interface import Compute, Params
 from jrnn.train.seq2seq.encoder_decoder import Seq2SeqConfig, Seq2SeqModel, seq2seq
-from jrnn.train.tasks.task import Task, TaskKind, Trained, kept_value
+from jrnn.train.tasks.task import Kept, Task, TaskKind, Trained, kept_value
 from jrnn.train.text_streams import Vocabulary
 from jrnn.train.toml_codec import NonNegative, Positive, check_bounds, require
 
+Pair = tuple[str, str]  # an input and its target
 END = 0  # the token that ends a target; the decoder also starts from it
 REVERSE = "<"  # begins an input that is a string to reverse; other inputs are dates
 ALPHABET = string.ascii_letters + string.digits + " ,./-"
@@ -96,9 +97,7 @@ class PairBatch(NamedTuple):
     fresh: Any
 
 
-def encode(
-    pairs: Sequence[tuple[str, str]], input_steps: int = 0, target_steps: int = 0
-) -> PairBatch:
+def encode(pairs: Sequence[Pair], input_steps: int = 0, target_steps: int = 0) -> PairBatch:
     """Returns pairs as tokens, in arrays of at least so many steps.
 
     Raises:
@@ -166,7 +165,7 @@ class Pairs(Seq2SeqData):
     seed: int = 0
     held_out: bool = False
 
-    def draw(self, number: int, count: int) -> list[tuple[str, str]]:
+    def draw(self, number: int, count: int) -> list[Pair]:
         """Returns `count` pairs (input, target)."""
         rng = np.random.default_rng((self.seed, number, self.held_out))
         reverse = rng.random(count) < self.reversals
@@ -185,7 +184,7 @@ class Pairs(Seq2SeqData):
     def at(self, step: int) -> PairBatch:
         return self.of(self.draw(step, self.batch))
 
-    def of(self, pairs: Sequence[tuple[str, str]]) -> PairBatch:
+    def of(self, pairs: Sequence[Pair]) -> PairBatch:
         return encode(pairs, self.input_steps, self.target_steps)
 
     @property
@@ -205,7 +204,7 @@ class Pairs(Seq2SeqData):
         days = map(date.fromordinal, range(first, end))
         return [day for day in days if is_held_out(day.isoformat()) == self.held_out]
 
-    def _string(self, rng: np.random.Generator) -> tuple[str, str]:
+    def _string(self, rng: np.random.Generator) -> Pair:
         while True:
             length = rng.integers(1, self.longest + 1)
             letters = rng.integers(len(ALPHABET), size=length)
@@ -248,7 +247,7 @@ class Seq2SeqTask(Task):
     """Generated pairs, and an encoder-decoder; see `Task`."""
 
     train: Pairs
-    held_out: Mapping[str, Sequence[tuple[str, str]]]  # pairs by kind: "dates", "reversals"
+    held_out: Mapping[str, Sequence[Pair]]  # pairs by kind: "dates", "reversals"
     model: Seq2SeqModel
 
     axes: ClassVar[Mapping[str, int]] = {
@@ -281,7 +280,7 @@ class Seq2SeqTask(Task):
             shares[f"exact_match_{name}"] = self.exact_match(params, pairs)
         return shares
 
-    def exact_match(self, params: Params, pairs: Sequence[tuple[str, str]]) -> float:
+    def exact_match(self, params: Params, pairs: Sequence[Pair]) -> float:
         batch = self.train.of(pairs)
         steps = len(batch.targets)
         best = self.model.search(
@@ -300,7 +299,7 @@ class Seq2SeqTask(Task):
         }
 
 
-def _model(config: Any, kept: Mapping[str, Any]) -> Seq2SeqModel:
+def _model(config: Any, kept: Kept) -> Seq2SeqModel:
     known = kept_value(kept, "characters", str)
     if known != VOCABULARY.characters:
         raise DataError(

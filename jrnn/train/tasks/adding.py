@@ -13,7 +13,7 @@ import numpy as np
 
 from jrnn.files import AtLeast
 from jrnn.train.models import FEATURE_MODELS, Model, Signature, build_model
-from jrnn.train.tasks.task import AXES, Examples, Task, TaskKind, in_batches
+from jrnn.train.tasks.task import AXES, Examples, Kept, Task, TaskKind, in_batches
 from jrnn.train.toml_codec import Positive, check_bounds
 
 VALIDATION = 2**32 - 1  # the number of the validation batch; no step reaches it
@@ -78,7 +78,7 @@ class AddingTask(Task):
         return in_batches(self.train.draw(VALIDATION, self.train.validation), self.train.batch)
 
 
-def _model(config: Any, kept: Mapping[str, Any]) -> Model:
+def _model(config: Any, kept: Kept) -> Model:
     return build_model(config, Signature(tokens=False, inputs=2, outputs=1, loss="squared_error"))
 
 

@@ -5,7 +5,7 @@ Shapes: N examples, T steps, D features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -18,10 +18,12 @@ from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_mo
 from jrnn.train.tasks.task import (
     Examples,
     HeldOutTask,
+    Kept,
     Scaling,
     Shuffled,
     TaskKind,
     Trained,
+    Units,
     checksum,
     in_batches,
     kept_value,
@@ -159,7 +161,7 @@ def _valid_steps(examples: Examples) -> np.ndarray:
     return examples.inputs[np.arange(len(examples.inputs))[:, None] < examples.lengths]
 
 
-def _model(config: Any, kept: Mapping[str, Any]) -> Model:
+def _model(config: Any, kept: Kept) -> Model:
     signature = Signature(
         tokens=False,
         inputs=kept_value(kept, "features", int),
@@ -198,9 +200,7 @@ def _predict(trained: Trained, path: str | Path | None) -> str:
     return text
 
 
-def _units(
-    config: Any, kept: Mapping[str, Any]
-) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def _units(config: Any, kept: Kept) -> Units:
     """Inputs in the file's units -> the model's; the logits have none."""
     mean = kept_value(kept, "mean", list[float])
     deviation = kept_value(kept, "deviation", list[float])

@@ -5,7 +5,6 @@ Shapes: R rows, W steps of a window, D columns read, O columns predicted, P step
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -18,10 +17,12 @@ from jrnn.train.tasks.series import Series, read_columns, read_series, times_aft
 from jrnn.train.tasks.task import (
     Examples,
     HeldOutTask,
+    Kept,
     Scaling,
     Shuffled,
     TaskKind,
     Trained,
+    Units,
     checksum,
     kept_value,
     predictor,
@@ -155,13 +156,13 @@ class ForecastTask(HeldOutTask):
         return dict(zip(names, errors.tolist()))
 
 
-def _unscaled(data: ForecastData, kept: Mapping[str, Any], values: np.ndarray) -> np.ndarray:
+def _unscaled(data: ForecastData, kept: Kept, values: np.ndarray) -> np.ndarray:
     """[B, P O] -> [B, P, O], in the file's units."""
     by_row = values.reshape(-1, data.horizon, len(data.targets))
     return kept_value(kept, "targets", Scaling).undo(by_row)
 
 
-def _model(config: Any, kept: Mapping[str, Any]) -> Model:
+def _model(config: Any, kept: Kept) -> Model:
     data = config.data
     outputs = data.horizon * len(data.targets)
     mask = kept_value(kept, "mask", bool)
@@ -219,9 +220,7 @@ def _predict(trained: Trained, path: str | Path | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _units(
-    config: Any, kept: Mapping[str, Any]
-) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def _units(config: Any, kept: Kept) -> Units:
     """Rows in the file's units -> the model's; [N, P O] -> [N, P, O] in the file's units."""
     data = config.data
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from jrnn.errors import DataError
 from jrnn.train.models import TOKEN_MODELS, Model, Params, Signature, build_model
-from jrnn.train.tasks.task import TaskKind, Trained, kept_value
+from jrnn.train.tasks.task import Kept, TaskKind, Trained, kept_value
 from jrnn.train.text_streams import (
     Streams,
     TextChunk,
@@ -89,7 +89,7 @@ def written(trained: Trained, prompt: np.ndarray, seed: int) -> list[int]:
     return [*prompt.tolist(), *new[0].tolist()]
 
 
-def _vocabulary(kept: Mapping[str, Any]) -> Vocabulary | WordVocabulary:
+def _vocabulary(kept: Kept) -> Vocabulary | WordVocabulary:
     if "words" in kept:
         return WordVocabulary(kept_value(kept, "words", tuple[str, ...]))
     return Vocabulary(kept_value(kept, "characters", str))
@@ -100,7 +100,7 @@ def _load(config: Any) -> LanguageTask:
     return LanguageTask(text, build_language_model(config, len(text.vocabulary)))
 
 
-def _model(config: Any, kept: Mapping[str, Any]) -> Model:
+def _model(config: Any, kept: Kept) -> Model:
     return build_language_model(config, len(_vocabulary(kept)))
 
 

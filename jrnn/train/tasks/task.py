@@ -23,6 +23,10 @@ from jrnn.errors import CheckpointError, DataError
 from jrnn.files import checked
 from jrnn.train.models import Model, Params
 
+# What a run keeps of its data, as plain JSON; see `Task.fingerprint`.
+Kept = Mapping[str, Any]
+# Functions from inputs in the data's units to the model's, and from the model's outputs to the data's units.
+Units = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 # A key of fingerprints: texts of files next to the weights; they may change.
 COMPANIONS = "companion files"
 
@@ -136,7 +140,7 @@ class Trained:
     """A trained model: the `Config` and the fingerprint of its run, its parameters, and `TrainedModel.generate`."""
 
     config: Any
-    fingerprint: Mapping[str, Any]
+    fingerprint: Kept
     model: Model
     params: Params
     generate: Callable[..., Any] | None = None
@@ -164,13 +168,11 @@ class TaskKind:
     data: type
     models: Mapping[str, type]
     load: Callable[[Any], Task]
-    model: Callable[[Any, Mapping[str, Any]], Model]
+    model: Callable[[Any, Kept], Model]
     sample: type | None = None
     write: Callable[[Trained, int], str] | None = None
     predict: Callable[[Trained, str | Path | None], str] | None = None
-    units: (
-        Callable[[Any, Mapping[str, Any]], tuple[Callable[[Any], Any], Callable[[Any], Any]]] | None
-    ) = None
+    units: Callable[[Any, Kept], Units] | None = None
 
 
 class Examples(NamedTuple):
@@ -338,7 +340,7 @@ class HeldOutTask(Task):
 
     train: Shuffled
     held_out: Examples
-    kept: Mapping[str, Any]
+    kept: Kept
     model: Model
 
     axes: ClassVar[Mapping[str, int]] = AXES
@@ -358,7 +360,7 @@ class HeldOutTask(Task):
         return dict(self.kept)
 
 
-def kept_value(kept: Mapping[str, Any], key: str, kind: Any) -> Any:
+def kept_value(kept: Kept, key: str, kind: Any) -> Any:
     """Returns a value of data.json, which the task kept of its data; raises a CheckpointError if it is none of this kind.
 
     >>> kept_value({"classes": 3}, "classes", int)

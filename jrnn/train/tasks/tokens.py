@@ -18,7 +18,7 @@ from jrnn.train.models import PretrainedConfig, TokenNnConfig
 from jrnn.train.models.interface import Model, Params
 from jrnn.train.models.pretrained import PretrainedModel
 from jrnn.train.tasks.language import SampleConfig, build_language_model, written
-from jrnn.train.tasks.task import COMPANIONS, TaskKind, Trained, kept_value
+from jrnn.train.tasks.task import COMPANIONS, Kept, TaskKind, Trained, kept_value
 from jrnn.train.text_streams import TextChunk
 from jrnn.train.toml_codec import Positive, check_bounds, require
 
@@ -164,7 +164,7 @@ def _load(config: Any) -> TokensTask:
     return TokensTask(train, held_out, _build(config, corpus.vocabulary, None))
 
 
-def _build(config: Any, vocabulary: int, kept: Mapping[str, Any] | None) -> Model:
+def _build(config: Any, vocabulary: int, kept: Kept | None) -> Model:
     if isinstance(config.model, PretrainedConfig):
         model = PretrainedModel.of(config.model, config.train.precision, kept)
         if vocabulary > model.vocabulary:
@@ -184,7 +184,7 @@ def _write(trained: Trained, seed: int) -> str:
     return str(tokenizer.decode(written(trained, prompt, seed)))
 
 
-def _model(config: Any, kept: Mapping[str, Any]) -> Model:
+def _model(config: Any, kept: Kept) -> Model:
     pretrained = kept_value(kept, "pretrained", dict) if "pretrained" in kept else None
     if pretrained is not None:
         kept_value(pretrained, "config", str)
