@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import types
 import typing
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from jrnn.errors import JrnnError, near
-from jrnn.files.reading import LARGEST, read_text
+from jrnn.files.reading import LARGEST, PathName, read_text
 
 T = TypeVar("T")
 
@@ -103,7 +102,7 @@ def _finite(text: str) -> float:
 
 
 def read_json(
-    path: str | os.PathLike[str],
+    path: PathName,
     error: type[JrnnError],
     *,
     finite: bool = True,

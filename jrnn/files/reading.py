@@ -12,14 +12,14 @@ from typing import Any, BinaryIO
 
 from jrnn.errors import DataError, JrnnError, needs_extra
 
+PathName = str | PathLike[str]
+
 LARGEST = 1 << 26  # bytes of a file of text or JSON
 _BLOCK = 1 << 24  # bytes of one call of the system, between which Ctrl-C is seen
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
-def open_file(
-    path: str | os.PathLike[str], error: type[JrnnError], most: int | None = LARGEST
-) -> BinaryIO:
+def open_file(path: PathName, error: type[JrnnError], most: int | None = LARGEST) -> BinaryIO:
     """Opens a regular file of at most `most` bytes to read it; None: of any size. Opening never waits.
 
     Raises:
@@ -46,7 +46,7 @@ def open_file(
     raise error(f"{where}: {wrong}")
 
 
-def kind_of(path: str | os.PathLike[str]) -> str:
+def kind_of(path: PathName) -> str:
     """Returns "a file", "a folder", "a pipe", "a socket" or "a device"; "" if nothing is there, or none can know."""
     try:
         mode = os.stat(path).st_mode
@@ -55,15 +55,13 @@ def kind_of(path: str | os.PathLike[str]) -> str:
     return "a file" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "a device")
 
 
-def read_file(
-    path: str | os.PathLike[str], error: type[JrnnError], most: int | None = LARGEST
-) -> bytes:
+def read_file(path: PathName, error: type[JrnnError], most: int | None = LARGEST) -> bytes:
     """Returns the bytes of a file; raises `error` as `open_file` does, and for a file that grows while it is read."""
     with open_file(path, error, most) as opened:
         return read_rest(opened, path, error, most)
 
 
-def digest_of(path: str | os.PathLike[str], error: type[JrnnError]) -> str:
+def digest_of(path: PathName, error: type[JrnnError]) -> str:
     """Returns the SHA-256 of a file of any size, in hexadecimal digits; raises `error` as `open_file` does."""
     digest = hashlib.sha256()
     with open_file(path, error, None) as opened:
@@ -72,9 +70,7 @@ def digest_of(path: str | os.PathLike[str], error: type[JrnnError]) -> str:
     return digest.hexdigest()
 
 
-def blocks(
-    opened: BinaryIO, path: str | os.PathLike[str], error: type[JrnnError]
-) -> Iterator[bytes]:
+def blocks(opened: BinaryIO, path: PathName, error: type[JrnnError]) -> Iterator[bytes]:
     """Yields what follows in an open file."""
     try:
         while block := opened.read(_BLOCK):
@@ -83,9 +79,7 @@ def blocks(
         raise error(f"{path}: cannot be read: {e.strerror}") from None
 
 
-def read_rest(
-    opened: BinaryIO, path: str | os.PathLike[str], error: type[JrnnError], most: int | None
-) -> bytes:
+def read_rest(opened: BinaryIO, path: PathName, error: type[JrnnError], most: int | None) -> bytes:
     """Returns what follows in an open file, at most so many bytes."""
     read = []
     for block in blocks(opened, path, error):
@@ -96,7 +90,7 @@ def read_rest(
 
 
 def read_text(
-    path: str | os.PathLike[str],
+    path: PathName,
     error: type[JrnnError],
     most: int | None = LARGEST,
     missing: str = "",
@@ -173,6 +167,6 @@ def parse_tokenizer(text: str, where: str) -> Any:
     return tokenizer
 
 
-def read_tokenizer(path: str | PathLike[str]) -> Any:
+def read_tokenizer(path: PathName) -> Any:
     """Returns the tokenizer of a file tokenizer.json; raises DataError if it cannot be read."""
     return parse_tokenizer(read_text(path, DataError), str(path))

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from jrnn.errors import JrnnError
 from jrnn.files.checked import parse_json
-from jrnn.files.reading import free, open_file
+from jrnn.files.reading import PathName, free, open_file
 from jrnn.files.writing import new_file
 
 _LONGEST_HEADER = 100_000_000  # bytes, as of the package
@@ -29,7 +29,7 @@ BLOCK = 1 << 24  # bytes of a tensor that are read at once
 
 
 @contextlib.contextmanager
-def open_tensors(path: str | os.PathLike[str], error: type[JrnnError]) -> Iterator[Any]:
+def open_tensors(path: PathName, error: type[JrnnError]) -> Iterator[Any]:
     """Gives an open safetensors file, as `safetensors.safe_open` does, whose tensors numpy reads.
 
     Raises:
@@ -51,7 +51,7 @@ def open_tensors(path: str | os.PathLike[str], error: type[JrnnError]) -> Iterat
 
 
 def write_tensors(
-    path: str | os.PathLike[str],
+    path: PathName,
     arrays: Mapping[str, Any],
     error: type[JrnnError],
     metadata: dict[str, str] | None = None,

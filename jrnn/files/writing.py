@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jrnn.errors import JrnnError, UsageError, needs_extra
-from jrnn.files.reading import kind_of
+from jrnn.files.reading import PathName, kind_of
 
 # AT_FDCWD and RENAME_EXCHANGE of Linux
 _HERE = -100
@@ -68,7 +68,7 @@ def _at_once(name: str, flags: int) -> int:
 
 
 @contextlib.contextmanager
-def new_file(target: str | os.PathLike[str], error: type[JrnnError]) -> Iterator[Path]:
+def new_file(target: PathName, error: type[JrnnError]) -> Iterator[Path]:
     """Gives the path of an empty file to write, which takes the place of `target` when the block ends without an error.
 
     A link stays, and the file that it names is replaced.
@@ -85,7 +85,7 @@ def new_file(target: str | os.PathLike[str], error: type[JrnnError]) -> Iterator
 
 @contextlib.contextmanager
 def new_folder(
-    target: str | os.PathLike[str], error: type[JrnnError], replaces: tuple[str, ...] = ()
+    target: PathName, error: type[JrnnError], replaces: tuple[str, ...] = ()
 ) -> Iterator[Path]:
     """Gives the path of a new folder to write into, which takes the place of `target` when the block ends without an error.
 
@@ -165,7 +165,7 @@ def _remove(half: Path) -> None:
 
 
 @contextlib.contextmanager
-def reporting(target: str | os.PathLike[str], error: type[JrnnError]) -> Iterator[None]:
+def reporting(target: PathName, error: type[JrnnError]) -> Iterator[None]:
     """Raises `error` in the place of an error of the system."""
     try:
         yield

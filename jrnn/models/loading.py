@@ -91,7 +91,7 @@ def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) 
 def _untied(model: LanguageModel) -> LanguageModel:
     """The model with an output layer of its own, which its config.json says, too: `save` writes both."""
     tied = "tie_word_embeddings"
-    given = json.loads(model.text)
+    given = parse_json(model.text, "config.json", ConfigError, finite=False)
     keys = {}
     for key, value in given.items():
         if model.family.aliases.get(key) != tied:

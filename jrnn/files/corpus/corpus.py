@@ -17,7 +17,6 @@ import re
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
@@ -25,7 +24,7 @@ import numpy as np
 
 from jrnn.errors import DataError
 from jrnn.files import AtLeast, blocks, kind_of, open_file, parse_json, read_file, record
-from jrnn.files.reading import read_tokenizer
+from jrnn.files.reading import PathName, read_tokenizer
 
 FORMAT = "jrnn corpus 1"
 AGAIN = "run the same `jrnn tokens` again"
@@ -78,7 +77,7 @@ class Corpus:
     sha256: str
 
     @classmethod
-    def open(cls, folder: str | PathLike[str]) -> Corpus:
+    def open(cls, folder: PathName) -> Corpus:
         """Opens a corpus that `tokenize` wrote.
 
         Raises:

@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from jrnn.files.corpus.corpus import (
     dtype_of,
 )
 from jrnn.files.corpus.pieces import Documents, Piece, pieces_of
-from jrnn.files.reading import read_tokenizer, tokenizers_package
+from jrnn.files.reading import PathName, read_tokenizer, tokenizers_package
 
 # Tokens that end a document, in the order in which they are looked for.
 ENDS = ("<|endoftext|>", "</s>", "<eos>", "[SEP]")
@@ -48,10 +47,10 @@ class _Written:
 
 
 def tokenize(
-    texts: Sequence[str | PathLike[str]],
-    out: str | PathLike[str],
+    texts: Sequence[PathName],
+    out: PathName,
     *,
-    tokenizer: str | PathLike[str] | None = None,
+    tokenizer: PathName | None = None,
     vocabulary: int = 8_192,
     separator: str | None = None,
     field: str = "text",
