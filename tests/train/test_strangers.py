@@ -224,5 +224,7 @@ def test_a_damaged_best_falls_back(make_config, quiet, tmp_path):
     for file in (out / "best").rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes()[:3])
-    with pytest.warns(UserWarning, match="is damaged .*; the next best parameters of the run are used"):
+    with pytest.warns(
+        UserWarning, match="is damaged .*; the next best parameters of the run are used"
+    ):
         assert load_run(out).sample() == wanted
