@@ -51,12 +51,10 @@ class Stacks:
     @staticmethod
     def of(platform: str, length: Any) -> Stacks:
         machine = machines.of(platform)
-        cached_bytes = (
-            CACHE_SHARE * machine.core_cache_bytes / max(jaxprs.extent(length), 1)
-            if platform == "cpu"
-            else 0.0
-        )
-        return Stacks(cached_bytes, machine)
+        if platform != "cpu":
+            return Stacks(0.0, machine)
+        steps = max(jaxprs.extent(length), 1)
+        return Stacks(CACHE_SHARE * machine.core_cache_bytes / steps, machine)
 
 
 @cached(256)
@@ -123,12 +121,19 @@ def with_fewer_residuals(
         parts = Linearized.of(run, avals, argnums)
         if any(jaxprs.is_in(a, parts.later) for a in parts.program.outvars[: parts.n_out]):
             # One equation makes a result and its tangent, as the loop in a rule of `jax.custom_jvp`: JAX separates them.
-            return lambda primals, tangents: pushed(run, primals, argnums, tangents)
+            return functools.partial(_pushed, run, argnums)
         return _derivative(parts, _available(parts, scan, stacks, option))
 
-    return with_derivative(
-        run, lambda primals, argnums, tangents: derivative(argnums)(primals, tangents)
-    )
+    def rule(primals: Flat, argnums: tuple[int, ...], tangents: Flat) -> tuple[Flat, Flat]:
+        return derivative(argnums)(primals, tangents)
+
+    return with_derivative(run, rule)
+
+
+def _pushed(
+    run: Callable[..., Flat], argnums: tuple[int, ...], primals: Flat, tangents: Flat
+) -> tuple[Flat, Flat]:
+    return pushed(run, primals, argnums, tangents)
 
 
 def is_plain(closed: Any) -> bool:
@@ -168,12 +173,8 @@ def _available(parts: Linearized, scan: ScanParams, stacks: Stacks, option: Any)
     available |= {v for v, out in zip(carry, carry_out) if jaxprs.is_in(out, available)}
     varying = jaxprs.depends(parts.step, (*carry, *xs))
     needed_by_reverse = [v for v in parts.primals_read if v in varying]
-    stacks = replace(
-        stacks,
-        cached_bytes=math.inf
-        if sum(map(jaxprs.nbytes, needed_by_reverse)) <= stacks.cached_bytes
-        else 0.0,
-    )
+    is_cached = sum(map(jaxprs.nbytes, needed_by_reverse)) <= stacks.cached_bytes
+    stacks = replace(stacks, cached_bytes=math.inf if is_cached else 0.0)
     chosen = _choose(parts.step, needed_by_reverse, available, carry, varying, stacks, option)
     if option == "contractions":  # stores no more than without the option
         plain = _choose(parts.step, needed_by_reverse, available, carry, varying, stacks, None)
@@ -191,17 +192,13 @@ def _derivative(
     recomputed, _ = jaxprs.needed(parts.step, parts.primals_read, available)
     reverse_part = (*recomputed, *parts.linear)
     fixed = set(jaxprs.results(reverse_part)) | later
-    read = list(
-        dict.fromkeys(
-            v for v in [*jaxprs.free_variables(reverse_part), *parts.primals_read] if v not in fixed
-        )
-    )
+    primals_read = dict.fromkeys([*jaxprs.free_variables(reverse_part), *parts.primals_read])
+    read = [v for v in primals_read if v not in fixed]
     returned = program.outvars[: parts.n_out]
     forward_part, _ = jaxprs.needed(parts.step, [*returned, *read], set(program.invars))
 
-    def retyping(
-        eqn: Eqn, *operands: Any
-    ) -> Flat | None:  # gradients have the weak types of `jax.lax.scan`
+    def retyping(eqn: Eqn, *operands: Any) -> Flat | None:
+        """Leaves tangents with the weak types that gradients of `jax.lax.scan` have."""
         return operands if eqn.outvars[0] in later and primitives.is_retyping(eqn) else None
 
     def of_tangents(values: Flat, tangents: Flat) -> Flat:
@@ -248,9 +245,8 @@ def _choose(
     edges = []
     recompute_costs = dict.fromkeys(store_costs, _INFINITE)
     alone = not any(map(equation_costs.is_call, eqns))
-    limited = (
-        alone and stacks.machine.one_kernel_bytes < math.inf
-    )  # a reverse step that reads less may be one kernel
+    # A reverse step that reads less may be one kernel.
+    limited = alone and stacks.machine.one_kernel_bytes < math.inf
     exact = set(store_costs)  # never computed again, or computed again without rounding
     for eqn in eqns:
         of_exact = all(v in exact or v not in varying for v in jaxprs.inputs(eqn))
@@ -259,12 +255,8 @@ def _choose(
             never = never.difference(eqn.outvars)
             is_recomputed = False
         else:
-            is_mask = (
-                jumps
-                and limited
-                and bool(eqn.outvars[0].aval.shape)
-                and eqn.outvars[0].aval.dtype == bool
-            )
+            out = eqn.outvars[0].aval
+            is_mask = jumps and limited and bool(out.shape) and out.dtype == bool
             cheap = primitives.is_cheap(eqn) and not _is_index(eqn) and not is_mask
             is_recomputed = cheap or jaxprs.any_in(eqn.outvars, never)
         if not is_recomputed or (of_exact and (jumps or primitives.is_view(eqn))):
@@ -275,11 +267,9 @@ def _choose(
             store_costs[v] = _INFINITE if v in never else _store_cost(v, stacks)
             if is_recomputed:
                 edges += [(u, v) for u in jaxprs.inputs(eqn) if u in varying]
-                seconds = (
-                    equation_costs.element_seconds(eqn, stacks.machine, alone)
-                    if option is None
-                    else 0.0
-                )
+                seconds = 0.0
+                if option is None:
+                    seconds = equation_costs.element_seconds(eqn, stacks.machine, alone)
                 recompute_costs[v] = round(seconds * _PICOSECONDS)
             else:
                 recompute_costs[v] = _INFINITE
@@ -288,20 +278,18 @@ def _choose(
 
 def _is_index(eqn: Eqn) -> bool:
     """Returns True for arithmetic of integers, which XLA:CPU would repeat for each element that is found at an index."""
-    return any(
-        jnp.issubdtype(v.aval.dtype, jnp.integer) for v in eqn.outvars
-    ) and not primitives.is_view(eqn)
+    if primitives.is_view(eqn):
+        return False
+    return any(jnp.issubdtype(v.aval.dtype, jnp.integer) for v in eqn.outvars)
 
 
 def _store_cost(v: Var, stacks: Stacks) -> int:
     """Returns the picoseconds to fill the stack of a value with zeros, to write the value, and to read it again."""
     machine = stacks.machine
-    each = (
-        3 / machine.cache_rate
-        if stacks.cached_bytes
-        else 2 / machine.write_rate + 1 / machine.read_rate
-    )
-    return round(_PICOSECONDS * (machine.array + jaxprs.nbytes(v) * each))
+    byte_seconds = 2 / machine.write_rate + 1 / machine.read_rate
+    if stacks.cached_bytes:
+        byte_seconds = 3 / machine.cache_rate
+    return round(_PICOSECONDS * (machine.array + jaxprs.nbytes(v) * byte_seconds))
 
 
 def min_cut(
@@ -334,13 +322,13 @@ def min_cut(
     start = 0
     end = 1
     arcs = {(at, at + 1): costs[node] for node, at in entry.items()}
-    arcs |= {
-        (start, at): recompute_costs[node]
-        for node, at in entry.items()
-        if recompute_costs.get(node)
-    }
-    arcs |= {(entry[tail] + 1, entry[head]): _INFINITE for tail, head in edges}
-    arcs |= {(entry[node] + 1, end): _INFINITE for node in sinks}
+    for node, at in entry.items():
+        if recompute_costs.get(node):
+            arcs[start, at] = recompute_costs[node]
+    for tail, head in edges:
+        arcs[entry[tail] + 1, entry[head]] = _INFINITE
+    for node in sinks:
+        arcs[entry[node] + 1, end] = _INFINITE
     finite = sum(size for size in arcs.values() if size < _INFINITE)
     unit = max(1, -(-finite // 2**30))  # SciPy's capacities have 32 bits
     most = np.iinfo(np.int32).max
@@ -350,9 +338,7 @@ def min_cut(
     assert result.flow_value < most, "a needed value can be neither stored nor computed again"
     unused_capacity = graph - result.flow
     unused_capacity.eliminate_zeros()
-    reaches_end = set(
-        csgraph.breadth_first_order(
-            unused_capacity.T.tocsr(), end, return_predecessors=False
-        ).tolist()
-    )
+    backward = unused_capacity.T.tocsr()
+    order = csgraph.breadth_first_order(backward, end, return_predecessors=False)
+    reaches_end = set(order.tolist())
     return [node for node, at in entry.items() if at + 1 in reaches_end and at not in reaches_end]
