@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jrnn
 
-NODES = 646_110
+NODES = 646211
 NODES_PER_LINE = 11.1
 PACKED_PER_1000_LINES = 3
 NOT_CODE = {
