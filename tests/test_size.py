@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jrnn
 
-NODES = 646211
+NODES = 646_251
 NODES_PER_LINE = 11.1
 PACKED_PER_1000_LINES = 3
 NOT_CODE = {

@@ -1,7 +1,7 @@
 """Loops that are affine in the carry with a diagonal Jacobian, solved for all times at once.
 
-Steps `h[t] = a[t] * h[t-1] + b[t]` compose associatively, so `jax.lax.associative_scan` solves the loop in log T rounds. The
-reverse loop of such a loop has the same form.
+Steps `h[t] = a[t] * h[t-1] + b[t]` compose associatively, so `jax.lax.associative_scan` solves the loop in log2 T doubling
+steps (`rounds.py`). The reverse loop of such a loop has the same form.
 
 If one carry reads another, as in a stack of layers, they are solved one after the other. Carries that read each other, such
 as the parts of complex numbers, are solved together: their `a` is a small matrix for each element. So a complex recurrence
@@ -37,7 +37,7 @@ from jrnn.loops.ir import Loop, Results, Unsupported
 def solve_loop(
     loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
 ) -> Results:
-    """Solves a loop in rounds instead of running its steps."""
+    """Solves a loop by a parallel prefix instead of running its steps."""
 
     def solve(number: int, part: GroupFunction, first: list[Any]) -> list[Any]:
         """Returns all states of `h[t] = a[t] h[t-1] + b[t]` from `h[-1] = first`: K arrays [T, ...]."""
@@ -57,7 +57,7 @@ def solve_loop(
 
 
 def refusal(loop: Loop) -> str | None:
-    """Returns the reason why a loop cannot be solved in rounds, or None."""
+    """Returns the reason why a loop cannot be solved by a parallel prefix, or None."""
     if not loop.carry:
         return "nothing is carried"
     if any(map(primitives.draws_differently_under_vmap, loop.eqns)):

@@ -1,7 +1,18 @@
-"""Matrix-valued carries: the affine form of a carry S [K, V] (`terms.py`), or of several that read each other as wholes."""
+"""Matrix-valued carries: the affine form of a carry S [K, V], or of several that read each other as wholes.
+
+The chunkwise form (`chunks/chunk.py`) needs a step of the form
+
+    S' = decay * S + sum of p R^T + sum of p r^T + matrices
+
+where the rows R read S by queries, and all else does not depend on S. The rules of equations (`equations.py`) return the
+new S as a sum of terms (`terms.py`), however the step is written. Here the terms are sorted by what they contain, and are
+checked: a decay may differ along K or along V, but queries and keys must not differ along V, because a chunk has one matrix
+of scores for all columns.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn, Var, primitives
+from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.affine.carries import DECAYS_ALONE, ON_INPUTS
 from jrnn.loops.affine.equations import Forms
 from jrnn.loops.affine.terms import AffineSum, Row, Term, rows_of
@@ -51,7 +62,8 @@ class AffineForm:
 
     @property
     def width(self) -> int:
-        return math.prod(self.forms.size[l] for l in self.free)
+        """The number of columns V."""
+        return math.prod(map(self.forms.size.__getitem__, self.free))
 
     @property
     def rows(self) -> dict[Row, None]:
@@ -60,28 +72,24 @@ class AffineForm:
 
     @property
     def terms(self) -> list[Term]:
-        """All terms, those of rows included."""
-        readouts = (t for v in self.readouts.values() for t in v.terms)
-        terms = [
-            *self.decay,
-            *self.updates,
-            *self.known,
-            *(t for pair in self.matrices for t in pair),
-            *readouts,
-        ]
-        return [*terms, *(t for row in rows_of(terms) for t in row.terms)]
+        """All terms, with the terms of rows."""
+        terms = [*self.decay, *self.updates, *self.known, *itertools.chain(*self.matrices)]
+        for value in self.readouts.values():
+            terms += value.terms
+        for row in rows_of(terms):
+            terms += row.terms
+        return terms
 
     @property
     def precision(self) -> Any:
         """The strongest precision of the step's contractions of S."""
         order = [None, *jax.lax.Precision]
-        flat = [
-            p
-            for pair in self.forms.products
-            for p in (pair if isinstance(pair, tuple) else (pair,))
-        ]
-        known = [p if p in order else jax.lax.Precision.HIGHEST for p in flat]
-        return max(known, key=order.index, default=None)
+        strongest = 0
+        for product in self.forms.products:
+            for precision in product if isinstance(product, tuple) else (product,):
+                known = precision if precision in order else jax.lax.Precision.HIGHEST
+                strongest = max(strongest, order.index(known))
+        return order[strongest]
 
     @property
     def decays_along_k(self) -> bool:
@@ -93,15 +101,18 @@ class AffineForm:
         Args:
             names: what the user calls the carries, or nothing.
         """
-        none = all(
-            not t.factors and t.operand is self.forms.states[t.new_state] for t in self.decay
-        )
-        kind = "no transition" if not self.decay else "no decay" if none else "decay"
+        states = self.forms.states
+        kind = "no decay"
+        if not self.decay:
+            kind = "no transition"
+        elif any(t.factors or t.operand is not states[t.new_state] for t in self.decay):
+            kind = "decay"
         along = ["row"] * self.decays_along_k + ["column"] * bool(self.columns)
-        kind += f" per {' and '.join(along)}" if along else ""
+        if along:
+            kind += f" per {' and '.join(along)}"
         n = len(self.solved)
         ranks = f", {n} transition{'s' * (n > 1)} of rank one" if n else ""
-        shape = ",".join(map(str, self.forms.states[0].aval.shape))
+        shape = ",".join(map(str, states[0].aval.shape))
         several = f" x {len(self.positions)}" * (len(self.positions) > 1)
         return f"{' and '.join(names) or 'S'}[{shape}]{several} with {kind}{ranks}"
 
@@ -110,8 +121,8 @@ def matrix_form(
     loop: Loop,
     positions: tuple[int, ...],
     known: Collection[Var],
-    outs: Sequence[Any],
-    constants: dict[Var, Any],
+    outs: Sequence[Atom],
+    constants: Env,
 ) -> AffineForm:
     """Returns the affine form of a carry, or of several that read each other.
 
@@ -140,63 +151,85 @@ def matrix_form(
         )
     k = forms.contracted
     axes = {l for l in forms.axes if l is not None}
+
+    # The terms by what they contain: S, a row, or neither.
     decay = tuple(t for t in terms if t.operand in states)
     updates = tuple(t for t in terms if isinstance(t.operand, Row))
-    outer_products, matrices = _matrices(loop, forms, axes, [t for t in terms if t.operand is None])
+    without_state = [t for t in terms if t.operand is None]
+    outer_products, matrices = _matrices(loop, forms, axes, without_state)
     scales = [scale for _, scale in matrices]
     if k in forms.labels_in(scales):
         raise Unsupported(f"a matrix that is added to {CARRY} is scaled along K")
     if len(states) > 1 and (matrices or k in forms.labels_in(decay)):
-        raise Unsupported(
-            "carries that read each other decay along K, or are reset", remedy=DECAYS_ALONE
-        )
+        reason = "carries that read each other decay along K, or are reset"
+        raise Unsupported(reason, remedy=DECAYS_ALONE)
+
+    # The rows that are read.
     readouts = _readouts(loop, forms, outs)
-    rows = rows_of([*updates, *(t for v in readouts.values() for t in v.terms)])
+    read_terms = list(updates)
+    for value in readouts.values():
+        read_terms += value.terms
+    row_terms: list[Term] = []
+    for row in rows_of(read_terms):
+        row_terms += row.terms
+    queries = [t for t in row_terms if t.operand is not None]
 
     def along_k(terms: Iterable[Term]) -> list[set[int]]:
-        labels = (forms.labels_of(f) for t in terms for f in t.factors)
-        return [each for each in labels if k in each]
+        """Returns the labels of each factor that has K."""
+        labels: list[set[int]] = []
+        for term in terms:
+            labels += map(forms.labels_of, term.factors)
+        return [of_factor for of_factor in labels if k in of_factor]
 
-    read = [t for row in rows for t in row.terms if t.operand is not None]
-    writers = set().union(*along_k([*outer_products, *scales]))
-    free = forms.free_of(forms.labels_in([*decay, *updates, *read]) | writers)
-    columns = ()
-    if (
-        not free and not updates and len(axes) > 1 and len(states) == 1
-    ):  # then decays may differ along V
-        free = forms.free_of(writers.union(*along_k(read)))
+    # V: the axes along which keys, queries and decays are the same; or else decays alone may differ.
+    keys = set().union(*along_k([*outer_products, *scales]))
+    free = forms.free_of(forms.labels_in([*decay, *updates, *queries]) | keys)
+    columns: tuple[int, ...] = ()
+    if not free and not updates and len(axes) > 1 and len(states) == 1:
+        free = forms.free_of(keys.union(*along_k(queries)))
         columns = tuple(l for l in free if l in forms.labels_in(decay))
-        if any(labels & {*columns} for labels in along_k(decay)) or (
-            len(decay) > 1 and along_k(decay)
-        ):
+        decays_along_k = along_k(decay)
+        differs_in_one_factor = any(not labels.isdisjoint(columns) for labels in decays_along_k)
+        if differs_in_one_factor or (len(decay) > 1 and decays_along_k):
             raise Unsupported("transitions differ along every axis")
-    if any(
-        forms.labels_in(of) - axes for of in (updates, *(row.terms for row in rows_of(updates)))
-    ):
+
+    # Factors that a chunk cannot have.
+    solved_terms = [updates, *(row.terms for row in rows_of(updates))]
+    if any(forms.labels_in(several) - axes for several in solved_terms):
         raise Unsupported(
             f"a dense matrix times {CARRY}, or several rows at once",
             remedy="a decay, or I - k k^T, can be applied in chunks",
         )
-    for factor in (f for t in [*terms, *(t for row in rows for t in row.terms)] for f in t.factors):
-        if len(forms.labels_of(factor)) < sum(l is not None for l in factor.labels):
-            raise Unsupported(f"a matrix has one axis of {CARRY} twice", remedy=ON_INPUTS)
-    solved = tuple(dict.fromkeys(t.operand for t in updates))
+    for term in [*terms, *row_terms]:
+        for factor in term.factors:
+            if len(forms.labels_of(factor)) < sum(l is not None for l in factor.labels):
+                raise Unsupported(f"a matrix has one axis of {CARRY} twice", remedy=ON_INPUTS)
     return AffineForm(
-        positions, forms, decay, updates, outer_products, matrices, solved, readouts, free, columns
+        positions=positions,
+        forms=forms,
+        decay=decay,
+        updates=updates,
+        known=outer_products,
+        matrices=matrices,
+        solved=tuple(dict.fromkeys(t.operand for t in updates)),
+        readouts=readouts,
+        free=free,
+        columns=columns,
     )
 
 
 def _terms_of(loop: Loop, forms: Forms, positions: tuple[int, ...]) -> list[Term]:
     """Returns the terms of the new carries."""
     terms: list[Term] = []
-    for i, new in enumerate(loop.carry_out[j] for j in positions):
+    zero = AffineSum(forms.axes, ())
+    for i, position in enumerate(positions):
+        new = loop.carry_out[position]
         if not jaxprs.is_in(new, forms.values):
-            why = f"the new {CARRY} depends on what was read from {CARRY} by an operation that is not affine"
-            raise Unsupported(why, _breaking(loop, forms, new), remedy=ON_INPUTS)
-        terms += [
-            replace(t, new_state=i)
-            for t in forms.sum(AffineSum(forms.axes, ()), forms.values[new]).terms
-        ]
+            read = f"the new {CARRY} depends on what was read from {CARRY}"
+            reason = f"{read} by an operation that is not affine"
+            raise Unsupported(reason, _breaking(loop, forms, new), remedy=ON_INPUTS)
+        for term in forms.sum(zero, forms.values[new]).terms:
+            terms.append(replace(term, new_state=i))
     return terms
 
 
@@ -208,20 +241,20 @@ def _matrices(
     outer_products = []
     matrices = []
     for term in terms:
-        constants = [
-            f
-            for f in term.factors
-            if forms.labels_of(f) >= axes and not jaxprs.is_in(f.operand, varying)
-        ]
-        if len(axes) > 1 and constants:
-            scale = replace(term, factors=tuple(f for f in term.factors if f is not constants[0]))
-            matrices.append((Term(None, (constants[0],)), scale))
+        constant = None
+        for factor in term.factors:
+            if forms.labels_of(factor) >= axes and not jaxprs.is_in(factor.operand, varying):
+                constant = factor
+                break
+        if len(axes) > 1 and constant is not None:
+            others = tuple(f for f in term.factors if f is not constant)
+            matrices.append((Term(None, (constant,)), replace(term, factors=others)))
         else:
             outer_products.append(term)
     return tuple(outer_products), tuple(matrices)
 
 
-def _readouts(loop: Loop, forms: Forms, outs: Sequence[Any]) -> dict[Var, AffineSum]:
+def _readouts(loop: Loop, forms: Forms, outs: Sequence[Atom]) -> dict[Var, AffineSum]:
     """Returns the variables where S is read on the way to `outs`; raises Unsupported if S is read as a whole."""
     matrices = {v for v, value in forms.values.items() if forms.is_matrix(value)}
     read_after, used = jaxprs.needed(loop.eqns, outs, {*forms.known, *forms.readouts})
@@ -235,10 +268,10 @@ def _readouts(loop: Loop, forms: Forms, outs: Sequence[Any]) -> dict[Var, Affine
     return {v: forms.values[v] for v in used if v in forms.readouts}
 
 
-def _breaking(loop: Loop, forms: Forms, new: Any) -> Any:
+def _breaking(loop: Loop, forms: Forms, new: Atom) -> Eqn | None:
     """Returns the first operation on the way to the new S that has no form."""
     path, _ = jaxprs.needed(loop.eqns, [new], {*forms.values, *forms.known})
-    return next((e for e in path if jaxprs.any_in(jaxprs.inputs(e), forms.values)), None)
+    return next((e for e in path if any(v in forms.values for v in jaxprs.inputs(e))), None)
 
 
 def is_evaluable(eqn: Eqn) -> bool:

@@ -1,4 +1,15 @@
-"""Linear recurrences `d[t] = J[t] d[t-1] + b[t]`, solved in rounds, with exact derivatives in both modes.
+"""Linear recurrences `d[t] = J[t] d[t-1] + b[t]`, solved by a parallel prefix, with exact derivatives in both modes.
+
+Two neighboring steps are one step of the same form: `(J', b')` after `(J, b)` is `(J' J, J' b + b')`. This composition is
+associative, so that log2 T doubling steps return all prefixes (Blelloch, "Prefix Sums and Their Applications", 1990):
+
+    t:        0     1     2     3     4     5     6     7
+    step 1:   0    0-1   1-2   2-3   3-4   4-5   5-6   6-7
+    step 2:   0    0-1   0-2   0-3   1-4   2-5   3-6   4-7
+    step 3:   0    0-1   0-2   0-3   0-4   0-5   0-6   0-7
+
+`jax.lax.associative_scan` does so with about 2 T compositions. Its derivative would store all doubling steps; the derivative
+here is the same recurrence, from the last step to the first.
 
 Shapes: T time, A batch axes, M the size of a block. d and b are [T, A, M], J is [T, A, M, M]. d before the first step is 0.
 Where few carries read each other elementwise, d and b may be lists of M arrays [T, A], and J M lists of them: accelerators
@@ -60,7 +71,7 @@ def _composed(r: Any, p: Any) -> Any:
 
 
 def associative_solve(j: Any, b: Any) -> Any:
-    """Solves a recurrence in about 2 log2 T rounds. Products of blocks may overflow where the solution does not."""
+    """Solves a recurrence in about 2 log2 T doubling steps. Products of blocks may overflow where the solution does not."""
 
     def compose(first: Any, second: Any) -> Any:
         (p, q), (r, s) = first, second
@@ -86,7 +97,7 @@ def shift_one_step(d: jax.Array) -> jax.Array:
 
 
 def solve(j: jax.Array, b: jax.Array) -> jax.Array:
-    """Solves a recurrence. If the rounds overflow, it is solved step by step. Differentiable in `j` and `b`."""
+    """Solves a recurrence. If the doubling steps overflow, it is solved step by step. Differentiable in `j` and `b`."""
 
     def operator(d: jax.Array) -> jax.Array:
         return d - matvec(j, shift_one_step(d))
