@@ -126,12 +126,10 @@ def _are_exact(boxes: Sequence[Box]) -> bool:
 Arrays = Sequence[Array]
 RadiiAndJumps = tuple[Arrays, Array | bool]
 Rule = Callable[[Eqn, Sequence[Box], Arrays], RadiiAndJumps]
-# From an equation and the boxes of its operands, the radius of its result without rounding.
-RadiusOf = Callable[..., Array]
+RadiusOf = Callable[..., Array]  # from an equation and the boxes of its operands, without rounding
 # From an equation and two numbers, the largest absolute slope of its function between them.
 SlopeBound = Callable[[Eqn, Array, Array], Array | float]
-# The slope of a function at a point.
-Slope = Callable[[Array], Array]
+Slope = Callable[[Array], Array]  # of a function, at a point
 
 
 def _smooth(radius_of: RadiusOf, ulps: float = 1, min_size: float = 0) -> Rule:
@@ -406,7 +404,7 @@ def _product(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJump
     return [radius + rounding], False
 
 
-def _largest_element_radius(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
+def _extreme(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
     return [jnp.max(operands[0].radius, eqn.params["axes"])], False
 
 
@@ -495,9 +493,7 @@ _RULES: dict[str, Rule] = {  # by primitive or kind
     "convert_element_type": _converted,
     **dict.fromkeys(("view", "placement", "barrier", "lookup", "pvary"), _picked),
     **dict.fromkeys(("dynamic_update_slice", "scatter", "scatter-add"), _picked),
-    **dict.fromkeys(
-        ("reduce_max", "reduce_min", "reduce_and", "reduce_or"), _largest_element_radius
-    ),
+    **dict.fromkeys(("reduce_max", "reduce_min", "reduce_and", "reduce_or"), _extreme),
     **dict.fromkeys(("reduce_sum", "cumsum"), _sum),
     "dot_general": _product,
 }
