@@ -178,5 +178,11 @@ CASES = {
         (X,),
     ),
     "gelu": (lambda x: (jax.nn.gelu(x), jax.nn.gelu(x, approximate=False), lax.erfc(x)), (X,)),
+    "gradients of series": (
+        jax.grad(lambda x: jnp.sum(jnp.tanh(x)) + jnp.sum(jax.nn.gelu(x, approximate=False))),
+        (X,),
+    ),
+    "inverse error function": (lambda x: (lax.erf_inv(jnp.tanh(x)), jnp.log2(x * x + 1.0)), (X,)),
+    "copies": (lambda x: jnp.array(x, copy=True) + jnp.polyval(jnp.ones(4), x), (X,)),
     "vmap": (jax.vmap(lambda x, k: lax.dynamic_index_in_dim(x, k, keepdims=False)), (X, jnp.array([0, 3, 2]))),
 }  # fmt: skip

@@ -70,7 +70,7 @@ def test_every_rule_has_a_case():
             seen |= seen_in(trace(getattr(fn, "apply", fn), (params, *args)))
         else:
             seen |= seen_in(trace(fn, args))
-    missing = set(RULES) - seen
+    missing = set(RULES) - seen - {"copy"}  # which is read away before a program is converted
     assert not missing
 
 
