@@ -22,7 +22,8 @@ assert not {'flax', 'google', 'jrnn.nets.ops', 'jrnn.nets.lowering'} & set(sys.m
 unneeded = {f'jrnn.{name}' for name in (
     'jaxprs.by_numpy', 'jaxprs.resized', 'loops.chunks', 'loops.explanations', 'loops.host',
     'loops.kernels.native.runner', 'loops.ir.derived', 'loops.newton.api',
-    'loops.online', 'loops.passes.gpu_one_kernel', 'loops.passes.gpu_packed_outputs', 'loops.derivatives.residuals',
+    'loops.derivatives.online', 'loops.derivatives.residuals', 'loops.passes.gpu_one_kernel',
+    'loops.passes.gpu_packed_outputs',
     'loops.scan.optimize', 'loops.segments', 'loops.while_loops')}  # that a plain scan does not need
 for name in unneeded:
     assert importlib.util.find_spec(name), name

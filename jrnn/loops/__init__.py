@@ -17,9 +17,9 @@ from jrnn.loops.wrappers.recompute import Recompute, hashable
 
 if TYPE_CHECKING:  # the names of _HOMES for type checkers
     from jrnn.loops import host
+    from jrnn.loops.derivatives.online import OnlineGradient, OnlineState, online_gradient
     from jrnn.loops.explanations.explain import Explanation, explain
     from jrnn.loops.newton.api import scan_statistics
-    from jrnn.loops.online import OnlineGradient, OnlineState, online_gradient
     from jrnn.loops.scan.optimize import optimize_scans, plain_scans, unverified
     from jrnn.loops.while_loops.trips import CHECKPOINTED, Trips
     from jrnn.loops.while_loops.while_loop import while_loop
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # the names of _HOMES for type checkers
 _HOMES = {  # module -> the names in it that load lazily
     "explanations.explain": ("Explanation", "explain"),
     "newton.api": ("scan_statistics",),
-    "online": ("OnlineGradient", "OnlineState", "online_gradient"),
+    "derivatives.online": ("OnlineGradient", "OnlineState", "online_gradient"),
     "scan.optimize": ("optimize_scans", "plain_scans", "unverified"),
     "while_loops.trips": ("CHECKPOINTED", "Trips"),
     "while_loops.while_loop": ("while_loop",),
