@@ -20,6 +20,7 @@ from jrnn.jaxprs.jax_internals import are_arrays, cached, metadata_of, scan_p
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.jaxprs.work import TooMuchWork
 from jrnn.loops.costs.bounds import Bounds, bounds_of
+from jrnn.loops.costs.constants import CHUNKS
 from jrnn.loops.costs.equation_costs import has_large_products, product_seconds
 from jrnn.loops.costs.estimates import Estimator, Terms, size_in_words, total
 from jrnn.loops.costs.machines import Machine
@@ -72,10 +73,6 @@ _MANY_RUNS = 1_000  # of a loop that is in another one, whose number is not know
 _TRANSPOSED_MIN_GAIN = 0.03  # the part of a loop's time that transposed constants must save
 # Transposing a stacked array takes 5 times as long as reading it from a cache: [64, 256, 32] takes 0.2 ms with XLA 0.12.
 _TRANSPOSING = 5
-# Matrix states of fewer elements in all run step by step: a delta rule on 4 x 16 x 16 took 1.1 times the time of its steps,
-# on 16 x 32 x 32 0.96.
-_MIN_STATE_ELEMENTS = 2048
-_MIN_CHUNKED_STEPS = 128
 _COMPARED_STEPS = 4  # of a loop whose passes are checked
 
 
@@ -223,7 +220,7 @@ def plan_to_differentiate(
 
 def chunks_may_pay(scan: ScanParams) -> bool:
     """Returns True if training a loop in chunks may be faster than step by step: T of two chunks, and a large state."""
-    if scan.length < _MIN_CHUNKED_STEPS:
+    if scan.length < CHUNKS.min_steps:
         return False
     _, carry, xs = scan.partition(jaxprs.jaxpr_of(scan.jaxpr).invars)
     max_bytes = max(map(jaxprs.nbytes, xs), default=0)
@@ -231,7 +228,7 @@ def chunks_may_pay(scan: ScanParams) -> bool:
         shape = v.aval.shape
         is_matrix = len(shape) > 1 and sum(n > 1 for n in shape) > 1
         is_large = (
-            jaxprs.nbytes(v) > 2 * max_bytes and jaxprs.elements(shape) >= _MIN_STATE_ELEMENTS
+            jaxprs.nbytes(v) > 2 * max_bytes and jaxprs.elements(shape) >= CHUNKS.min_state_elements
         )
         if is_matrix and is_large:
             return True

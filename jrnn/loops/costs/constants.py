@@ -154,6 +154,10 @@ class ChunkCosts(NamedTuple):
         kernels: of the forward and the reverse pass of a chunk.
         batched_kernels: the same if all chunks are prepared at once, counted for a gated delta rule on an H100.
         preparation_kernels: of preparing all chunks at once, counted likewise.
+        min_state_elements: matrix states of fewer elements in all run step by step: a delta rule on 4 x 16 x 16 took 1.1
+            times the time of its steps, on 16 x 32 x 32 0.96.
+        min_steps: loops of fewer steps run step by step.
+        min_gain: the part of the time that chunks must save: their program takes several times as long to compile.
     """
 
     half_rate_side: float = 62
@@ -164,6 +168,9 @@ class ChunkCosts(NamedTuple):
     kernels: float = 60
     batched_kernels: float = 23
     preparation_kernels: float = 139
+    min_state_elements: int = 2048
+    min_steps: int = 128
+    min_gain: float = 0.25
 
 
 class CompileSeconds(NamedTuple):

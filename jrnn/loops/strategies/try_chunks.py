@@ -36,9 +36,6 @@ NAME = "chunks"
 _COMPARED_CHUNK = 4
 _COMPARED_STEPS = 11
 
-# The part of the time that chunks must save: their program takes several times as long to compile.
-_MIN_GAIN = 0.25
-
 
 def try_chunks(
     scan: ScanParams, target: Target, options: Options, tangents: Sequence[bool]
@@ -74,7 +71,7 @@ def try_chunks(
         node.estimate(Estimator(loop, target.machine)),
         node,
         strategy=NAME,
-        min_gain=_MIN_GAIN if node.stages else 0.0,
+        min_gain=CHUNKS.min_gain if node.stages else 0.0,
     )
     bounds = Bounds(options.memory, binds_baseline=True)
     rejected: Rejected = ()
