@@ -95,7 +95,7 @@ def rnn(
     Raises:
         LayerError: if parameters, x, hx, lengths, resets, reset_state or embedding do not fit together.
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> from jrnn.nn import Layout
     >>> params = Layout(rnn_unit("tanh"), input_size=3, hidden_size=4).init(jax.random.key(0))
     >>> output, h_n = rnn(params, jnp.ones((5, 2, 3)), lengths=[5, 0])
@@ -121,7 +121,7 @@ def lstm(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Any, t
     Returns:
         `(output, (h_n, c_n))`.
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> from jrnn.nn import Layout
     >>> params = Layout(LSTM, 3, 4, num_layers=2, bidirectional=True, proj_size=2).init(jax.random.key(0))
     >>> output, (h_n, c_n) = lstm(params, jnp.ones((2, 5, 3)), batch_first=True)
@@ -136,7 +136,7 @@ def lstm(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Any, t
 def gru(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Any, Array]:
     """A stack of GRU layers, [T, N, D] -> [T, N, K H] and the last states [L K, N, H]; arguments as in `rnn`.
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> from jrnn.nn import Layout
     >>> params = Layout(GRU, 3, 4).init(jax.random.key(0))
     >>> output, h_n = gru(params, jnp.ones((5, 3)))
@@ -179,7 +179,7 @@ def lstm_step(
     Raises:
         LayerError: if x or hx do not fit, or the stack is bidirectional and thus needs the whole sequence.
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> from jrnn.nn import Layout
     >>> params = Layout(LSTM, 3, 4, num_layers=2).init(jax.random.key(0))
     >>> xs = jax.random.normal(jax.random.key(1), (5, 1, 3))
@@ -205,7 +205,7 @@ def rnn_cell(
 ) -> Array:
     """One step of one plain cell, [N, D], [N, H] -> [N, H], or without N.
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> params = {"weight_ih": jnp.ones((4, 3)), "weight_hh": jnp.eye(4)}
     >>> rnn_cell(params, jnp.ones(3), nonlinearity="relu").tolist()
     [3.0, 3.0, 3.0, 3.0]

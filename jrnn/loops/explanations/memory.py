@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from jax.extend.core import ClosedJaxpr
-
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
-from jrnn.jaxprs.jax_internals import metadata_of, scan_p
+from jrnn.jaxprs.jax_internals import ClosedJaxpr, metadata_of, scan_p
 from jrnn.loops.compile import compile_loop
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.ir import Loop, ScanParams, tag

@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr
 
 from jrnn import jaxprs
 from jrnn.jaxprs.by_numpy import evaluate_by_numpy
-from jrnn.jaxprs.jax_internals import is_traced, jaxpr_as_fun
+from jrnn.jaxprs.jax_internals import ClosedJaxpr, is_traced, jaxpr_as_fun
 from jrnn.jaxprs.resized import resized
 from jrnn.jaxprs.tangents import is_smooth, pushed
 from jrnn.jaxprs.work import TooMuchWork

@@ -15,11 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.extend.core import ClosedJaxpr
 
 from jrnn import jaxprs
 from jrnn.jaxprs import LOWERED_CALLS, Atom, Env, Eqn, Names, Program, Var, named
-from jrnn.jaxprs.jax_internals import are_arrays, calling
+from jrnn.jaxprs.jax_internals import ClosedJaxpr, are_arrays, calling
 
 Values = Sequence[Any]  # arrays
 Length = Any  # an integer, or a symbolic dimension of `jax.export`

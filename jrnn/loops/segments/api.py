@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import ClosedJaxpr
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs import Var, primitives
-from jrnn.jaxprs.jax_internals import is_traced, named_axis
+from jrnn.jaxprs.jax_internals import ClosedJaxpr, is_traced, named_axis
 from jrnn.jaxprs.mesh_axes import cast, like, varying_axes
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.affine.carries import CarryStage

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.extend.core import ClosedJaxpr
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
 from jrnn.jaxprs.jax_internals import (
+    ClosedJaxpr,
     Primitive,
     ad,
     batching,

@@ -16,9 +16,14 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr
 
-from jrnn.jaxprs.jax_internals import are_arrays, is_staged, jaxpr_as_fun, trace_context
+from jrnn.jaxprs.jax_internals import (
+    ClosedJaxpr,
+    are_arrays,
+    is_staged,
+    jaxpr_as_fun,
+    trace_context,
+)
 from jrnn.loops.ir import Tree
 
 Function = Callable[..., Any]
