@@ -125,7 +125,7 @@ NOTEBOOK = re.compile(r"`(\w+\.ipynb)`")
 
 
 def expand(app, docname, source):
-    """Makes entries of blocks of names, and adds what the site alone has: notebooks, and files beside the folder docs."""
+    """Makes entries of blocks of names, and adds what the site alone has: notebooks, and files next to the folder docs."""
     if docname == "changelog":
         source[0] = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     source[0] = NAMES.sub(entries, source[0])

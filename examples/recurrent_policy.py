@@ -45,9 +45,8 @@ class World(NamedTuple):
 def begin(key, count):
     cue_key, length_key = jax.random.split(key)
     cue = jax.random.randint(cue_key, (count,), 0, CUES)
-    return World(
-        cue, jax.random.randint(length_key, (count,), SHORTEST, LONGEST + 1), jnp.ones(count, bool)
-    )
+    length = jax.random.randint(length_key, (count,), SHORTEST, LONGEST + 1)
+    return World(cue, length, jnp.ones(count, bool))
 
 
 def observe(world):
@@ -61,17 +60,14 @@ def advance(world, action, key):
     done = world.left == 1
     reward = (done & (action == world.cue)).astype(jnp.float32)
     going = World(world.cue, world.left - 1, jnp.zeros_like(world.first))
-    return (
-        jax.tree.map(lambda new, old: jnp.where(done, new, old), begin(key, len(done)), going),
-        reward,
-        done,
-    )
+    new = begin(key, len(done))
+    return jax.tree.map(lambda a, b: jnp.where(done, a, b), new, going), reward, done
 
 
 def init(key):
     gru_key, head_key = jax.random.split(key)
-    gru = nn.GRU(CUES + 1, HIDDEN, rngs=nnx.Rngs(gru_key))
-    return {"gru": gru.params(), "head": 0.1 * jax.random.normal(head_key, (HIDDEN, CUES + 1))}
+    head = 0.1 * jax.random.normal(head_key, (HIDDEN, CUES + 1))
+    return {"gru": nn.GRU(CUES + 1, HIDDEN, rngs=nnx.Rngs(gru_key)).params(), "head": head}
 
 
 def policy(params, observations, state, resets):
@@ -105,52 +101,43 @@ def loss(params, state, seen, resets, action, reward, done):
         return now, now
 
     # What an episode earns after the rollout is predicted by the value of the last step.
-    _, returns = jax.lax.scan(
-        back, jax.lax.stop_gradient(values[-1]), (reward[:-1], done[:-1]), reverse=True
-    )
+    last = jax.lax.stop_gradient(values[-1])
+    _, returns = jax.lax.scan(back, last, (reward[:-1], done[:-1]), reverse=True)
     log_probabilities = jax.nn.log_softmax(logits[:-1])
     chosen = jnp.take_along_axis(log_probabilities, action[:-1, :, None], axis=-1)[..., 0]
     entropy = -jnp.sum(jnp.exp(log_probabilities) * log_probabilities, axis=-1)
     advantage = returns - values[:-1]
-    return jnp.mean(
-        -chosen * jax.lax.stop_gradient(advantage) + 0.5 * advantage**2 - 0.01 * entropy
-    )
+    policy_loss = -chosen * jax.lax.stop_gradient(advantage)
+    return jnp.mean(policy_loss + 0.5 * advantage**2 - 0.01 * entropy)
 
 
 def train(updates, seed=0, report_every=20):
     """Trains a policy, prints the mean reward of episodes as it learns, and returns it, one for each report."""
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(5e-3))
     key, params_key, world_key = jax.random.split(jax.random.key(seed), 3)
-    params, world = init(params_key), begin(world_key, ENVIRONMENTS)
-    state, opt_state = jnp.zeros((1, ENVIRONMENTS, HIDDEN)), optimizer.init(params)
+    params = init(params_key)
+    state = jnp.zeros((1, ENVIRONMENTS, HIDDEN))
+    learner = (params, optimizer.init(params), begin(world_key, ENVIRONMENTS), state)
 
     @jax.jit
-    def update(params, opt_state, world, state, key):
+    def update(learner, key):
+        params, opt_state, world, state = learner
         (world, last), (seen, resets, action, reward, done) = rollout(params, world, state, key)
         gradient = jax.grad(loss)(params, state, seen, resets, action, reward, done)
         change, opt_state = optimizer.update(gradient, opt_state)
-        return (
-            optax.apply_updates(params, change),
-            opt_state,
-            world,
-            last,
-            jnp.sum(reward),
-            jnp.sum(done),
-        )
+        params = optax.apply_updates(params, change)
+        return (params, opt_state, world, last), jnp.sum(reward), jnp.sum(done)
 
     curve, earned, episodes, start = [], 0.0, 0, time.perf_counter()
     for k in range(1, updates + 1):
         key, update_key = jax.random.split(key)
-        params, opt_state, world, state, reward, done = update(
-            params, opt_state, world, state, update_key
-        )
+        learner, reward, done = update(learner, update_key)
         earned, episodes = earned + float(reward), episodes + int(done)
         if k % report_every == 0:
             mean = earned / episodes
             curve.append(mean)
-            print(
-                f"update {k:4d}  {time.perf_counter() - start:5.1f} s  reward {mean:.2f}  {'#' * round(40 * mean)}"
-            )
+            seconds = time.perf_counter() - start
+            print(f"update {k:4d}  {seconds:5.1f} s  reward {mean:.2f}  {'#' * round(40 * mean)}")
             earned, episodes = 0.0, 0
     return curve
 
@@ -159,5 +146,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--updates", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    train(args.updates, args.seed)
+    train(**vars(parser.parse_args()))

@@ -31,7 +31,7 @@ def test_each_program_is_short_and_on_the_page_and_each_section_has_a_picture():
     assert f"There are {len(programs)}, each" in page and f"has {len(programs)} programs" in start
     for path in programs:
         assert f"\n| [{path.stem}](" in table and f"`{path.stem}.ipynb`" in table, path.stem
-        assert len(path.read_text(encoding="utf-8").splitlines()) < 170, path.stem
+        assert len(path.read_text(encoding="utf-8").splitlines()) < 150, path.stem
     for section in page.split("\n## ")[1:]:
         assert "\n![" in section, section
 

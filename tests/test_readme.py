@@ -49,7 +49,7 @@ def test_the_blocks_run(tmp_path, monkeypatch):
 
 
 def test_it_is_short():
-    assert len(README.splitlines()) < 130
+    assert len(README.splitlines()) < 120
 
 
 def test_links_lead_somewhere():

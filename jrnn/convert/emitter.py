@@ -283,12 +283,12 @@ class Emitter:
     def _captured(self, value: Any) -> Blob:
         """An array that the function closes over, as a weight."""
         if id(value) not in self._weights:
-            found = "constant"
+            weight_name = "constant"
             for name, variable in self._closed_over:
                 if variable is value or _same(variable, value):
-                    found = name
+                    weight_name = name
                     break
-            self._weights[id(value)] = value, self.weight(found, value)
+            self._weights[id(value)] = value, self.weight(weight_name, value)
         return self._weights[id(value)][1]
 
     def _node(self, node: FlatEquation, values: list[Value]) -> Sequence[Value]:

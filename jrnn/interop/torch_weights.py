@@ -62,12 +62,12 @@ def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str
         )
     if isinstance(source, Mapping):
         where = "state dict"
-        found = source
+        weights = source
     else:
         where = str(source)
-        found = _read(Path(source))
+        weights = _read(Path(source))
     entries = {}
-    for name, value in found.items():
+    for name, value in weights.items():
         # The number of batches is an integer, and no weight.
         if not str(name).endswith("num_batches_tracked"):
             entries[str(name)] = value

@@ -269,18 +269,18 @@ def _in_order(
 
     Chains are as long as the step, so that this function must not call itself.
     """
-    found: dict[T, None] = {}
+    in_order: dict[T, None] = {}
     for root in roots:
         pending = [root]
         while pending:
             node = pending[-1]
-            if node in found or node in known:
+            if node in in_order or node in known:
                 pending.pop()
                 continue
-            before = [n for n in read_by(node) if n not in found and n not in known]
+            before = [n for n in read_by(node) if n not in in_order and n not in known]
             if before:
                 pending += before[::-1]
             else:
                 pending.pop()
-                found[node] = None
-    return found
+                in_order[node] = None
+    return in_order

@@ -123,7 +123,7 @@ class _Execution:
                 yield from self.written(substep)
 
     def run_step(self, step: ExecutionStep, ws: _Workspace) -> None:
-        """Runs a step as often as it says, and then the nets and substeps that run beside it."""
+        """Runs a step as often as it says, and then the nets and substeps that run at the same time."""
         if step.create_workspace:
             ws = ws.new_child(dict.fromkeys(n for n in self.written(step) if n not in ws))
         for iteration in count():

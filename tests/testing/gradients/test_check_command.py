@@ -241,9 +241,7 @@ def test_the_page_in_a_browser(files, capsys, wrong_tanh):
         pytest.skip(f"none of {', '.join(names)} is installed")
     assert main(["check", "net.pbtxt", *FEEDS, "--out", "page.html"]) == 1
     text = (files / "page.html").read_text()
-    assert not re.search(
-        r"""(src|href)=|url\(|@import|<script""", text
-    )  # it needs nothing beside it
+    assert not re.search(r"""(src|href)=|url\(|@import|<script""", text)  # it needs no other file
     flags = [
         "--headless",
         "--no-sandbox",
