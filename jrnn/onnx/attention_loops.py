@@ -24,11 +24,11 @@ from jrnn.jaxprs import primitives
 from jrnn.jaxprs.axes import aligned
 from jrnn.jaxprs.flat import FlatEquation, flatten
 from jrnn.jaxprs.jax_internals import Primitive
+from jrnn.loops.affine.chunkwise.control_flow import expand_control
+from jrnn.loops.affine.chunkwise.labeled import Factors, variables
 from jrnn.loops.affine.equations import Forms
 from jrnn.loops.affine.matrix import AffineForm, matrix_form
 from jrnn.loops.affine.terms import Factor, Row, Term
-from jrnn.loops.chunks.control_flow import expand_control
-from jrnn.loops.chunks.labeled import Factors, variables
 from jrnn.loops.ir import Loop, ScanParams, Unsupported
 from jrnn.onnx.emit import GraphEmitter, Value, is_positive, rule
 

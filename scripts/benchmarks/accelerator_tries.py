@@ -32,7 +32,7 @@ from jrnn.bench import measured_cells
 from jrnn.bench.sizes import Size
 from jrnn.loops import compile as compiling
 from jrnn.loops import scan
-from jrnn.loops.chunks import chunked
+from jrnn.loops.affine.chunkwise import chunked
 from jrnn.loops.strategies import try_few_kernels
 from jrnn.loops.strategies.nodes import steps_with_wide_sums
 

@@ -106,7 +106,7 @@ def test_default_programs_are_compared_with_float64(modules, tmp_path, monkeypat
 
 
 def test_constants_are_patched_while_a_program_is_lowered(modules):
-    from jrnn.loops.chunks import chunked
+    from jrnn.loops.affine.chunkwise import chunked
 
     tries, default = modules["tries"], chunked.chunk_length(4096)
     with tries.chunks_of(2 * default):

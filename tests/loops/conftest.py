@@ -8,7 +8,7 @@ import pytest
 from eager import eager_passes
 
 from jrnn.loops import compile as compiling
-from jrnn.loops.chunks.chunked import Chunkwise
+from jrnn.loops.affine.chunkwise.chunked import Chunkwise
 from jrnn.loops.costs import machines
 from jrnn.loops.costs.estimates import Estimate
 from jrnn.loops.derivatives import residuals

@@ -19,7 +19,7 @@ def main(kind):
 
     import jrnn
     from jrnn.loops import compile as compiling
-    from jrnn.loops.chunks.chunked import Chunkwise
+    from jrnn.loops.affine.chunkwise.chunked import Chunkwise
     from jrnn.loops.compile import compile_loop
     from jrnn.loops.costs import machines
     from jrnn.loops.costs.estimates import Estimate

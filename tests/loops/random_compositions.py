@@ -27,7 +27,7 @@ from quick_compilation import OPTIONS
 import jrnn
 from jrnn.jaxprs.by_numpy import evaluate_by_numpy
 from jrnn.loops import compile as compiling
-from jrnn.loops.chunks.chunked import Chunkwise
+from jrnn.loops.affine.chunkwise.chunked import Chunkwise
 from jrnn.loops.costs.estimates import Estimate
 from jrnn.loops.ir import observers
 

@@ -25,7 +25,7 @@ from test_matrix_states import (  # noqa: F401
 
 import jrnn
 from jrnn import jaxprs
-from jrnn.loops.chunks import batched
+from jrnn.loops.affine.chunkwise import batched
 from jrnn.loops.compile import plans_in
 from jrnn.loops.plan import Target
 from jrnn.loops.strategies import try_chunks

@@ -14,8 +14,8 @@ from eager import eager_passes
 from plans_of import plans_of
 
 from jrnn.loops import scan
+from jrnn.loops.affine.chunkwise.program import ChunkBody
 from jrnn.loops.affine.rounds import all_finite
-from jrnn.loops.chunks.program import ChunkBody
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 

@@ -12,10 +12,10 @@ from plans_of import scan_plans
 
 import jrnn
 from jrnn import jaxprs
+from jrnn.loops.affine.chunkwise.chunked import Chunkwise, chunkwise
+from jrnn.loops.affine.chunkwise.control_flow import expand_control
+from jrnn.loops.affine.chunkwise.labeled import variables
 from jrnn.loops.affine.terms import Factor, Term
-from jrnn.loops.chunks.chunked import Chunkwise, chunkwise
-from jrnn.loops.chunks.control_flow import expand_control
-from jrnn.loops.chunks.labeled import variables
 from jrnn.loops.compile import chunks_may_pay
 from jrnn.loops.ir import Loop, ScanParams, observers
 from jrnn.loops.strategies.try_chunks import plain_form

@@ -7,7 +7,7 @@ import random_compositions
 from random_compositions import fault
 
 from jrnn.loops import compile as compiling
-from jrnn.loops.chunks.chunked import Chunkwise
+from jrnn.loops.affine.chunkwise.chunked import Chunkwise
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 

@@ -5,5 +5,5 @@ In: a `Loop`. Out: groups of carries, each with its form, or the reason why it h
 `carries.py` groups carries, finds those that are overwritten or affine with a diagonal Jacobian, and solves groups in order.
 `matrix.py` reads the form of matrix-valued carries (`terms.py`) off a step (`equations.py`).
 `blocks.py` reads which elements of the old carry the new one reads, whatever the step is, and lays out Jacobians.
-`rounds.py` solves linear recurrences. `associative.py`, `chunks/`, `segments/`, `newton/` and `online.py` use them.
+`rounds.py` solves linear recurrences. `associative.py`, `chunkwise/`, `segments/`, `newton/` and `online.py` use them.
 """

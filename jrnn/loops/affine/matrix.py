@@ -1,6 +1,6 @@
 """Matrix-valued carries: the affine form of a carry S [K, V], or of several that read each other as wholes.
 
-The chunkwise form (`chunks/chunk.py`) needs a step of the form
+The chunkwise form (`chunkwise/chunk.py`) needs a step of the form
 
     S' = decay * S + sum of p R^T + sum of p r^T + matrices
 

@@ -1,4 +1,4 @@
-"""The strategy "chunks": a loop over matrix states that is differentiated runs in chunks of steps (`loops/chunks/`).
+"""The strategy "chunks": a loop over matrix states that is differentiated runs in chunks of steps (`affine/chunkwise/`).
 
 The decision is made where JAX is about to differentiate the loop: once it is differentiated, its states are among the
 residuals. What decides is the estimated train step: step by step, with its states stored, or in chunks.
@@ -16,8 +16,8 @@ from typing import Any
 from jrnn import jaxprs
 from jrnn.jaxprs.jax_internals import argument_names
 from jrnn.jaxprs.tangents import Linearized, is_smooth
-from jrnn.loops.chunks.chunked import Chunkwise, check, chunkwise
-from jrnn.loops.chunks.control_flow import expand_control
+from jrnn.loops.affine.chunkwise.chunked import Chunkwise, check, chunkwise
+from jrnn.loops.affine.chunkwise.control_flow import expand_control
 from jrnn.loops.costs.bounds import Bounds
 from jrnn.loops.costs.constants import CHUNKS
 from jrnn.loops.costs.estimates import Estimate, Estimator, size_in_words

@@ -25,10 +25,10 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs.tangents import is_smooth, with_derivative
+from jrnn.loops.affine.chunkwise.guarded import linear_map, traced_with
+from jrnn.loops.affine.chunkwise.program import ChunkBody, no_tangent
+from jrnn.loops.affine.chunkwise.solve import SavedForBackward
 from jrnn.loops.affine.rounds import all_finite
-from jrnn.loops.chunks.guarded import linear_map, traced_with
-from jrnn.loops.chunks.program import ChunkBody, no_tangent
-from jrnn.loops.chunks.solve import SavedForBackward
 from jrnn.loops.ir import Loop, Results, ScanParams
 
 Flat = Sequence[Any]

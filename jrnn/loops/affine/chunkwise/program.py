@@ -23,12 +23,12 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs.tangents import is_smooth, with_derivative
+from jrnn.loops.affine.chunkwise.chunk import Chunk
+from jrnn.loops.affine.chunkwise.guarded import hidden_p, linear_map, traced_with
+from jrnn.loops.affine.chunkwise.labeled import Factors, variables
+from jrnn.loops.affine.chunkwise.solve import SavedForBackward
 from jrnn.loops.affine.matrix import AffineForm
 from jrnn.loops.affine.rounds import all_finite
-from jrnn.loops.chunks.chunk import Chunk
-from jrnn.loops.chunks.guarded import hidden_p, linear_map, traced_with
-from jrnn.loops.chunks.labeled import Factors, variables
-from jrnn.loops.chunks.solve import SavedForBackward
 from jrnn.loops.ir import Loop
 
 PRECISION = jax.lax.Precision.HIGHEST

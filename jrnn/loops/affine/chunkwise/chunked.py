@@ -35,11 +35,11 @@ from jrnn.loops.affine.carries import (
     Group,
     part_of,
 )
+from jrnn.loops.affine.chunkwise import estimate
+from jrnn.loops.affine.chunkwise.batched import AllChunks
+from jrnn.loops.affine.chunkwise.labeled import variables
+from jrnn.loops.affine.chunkwise.program import ChunkBody
 from jrnn.loops.affine.matrix import AffineForm, is_evaluable, matrix_form
-from jrnn.loops.chunks import estimate
-from jrnn.loops.chunks.batched import AllChunks
-from jrnn.loops.chunks.labeled import variables
-from jrnn.loops.chunks.program import ChunkBody
 from jrnn.loops.costs.estimates import Estimate, Estimator
 from jrnn.loops.ir import CARRY, Loop, Results, Unsupported, scan_in_chunks, tag
 from jrnn.loops.ir.description import Description, contractions

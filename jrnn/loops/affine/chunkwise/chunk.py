@@ -36,9 +36,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jrnn.jaxprs import Var
-from jrnn.loops.affine.matrix import AffineForm
-from jrnn.loops.affine.terms import AffineSum, Factor, Row, Term, rows_of
-from jrnn.loops.chunks.decay import (
+from jrnn.loops.affine.chunkwise.decay import (
     FROM_STATE,
     STATE_LABELS,
     TO_STATE,
@@ -47,8 +45,10 @@ from jrnn.loops.chunks.decay import (
     decay_of,
     sums,
 )
-from jrnn.loops.chunks.labeled import Factors, Label, Labeled, dot, plus, times, union
-from jrnn.loops.chunks.solve import SavedForBackward, unit_lower_solve
+from jrnn.loops.affine.chunkwise.labeled import Factors, Label, Labeled, dot, plus, times, union
+from jrnn.loops.affine.chunkwise.solve import SavedForBackward, unit_lower_solve
+from jrnn.loops.affine.matrix import AffineForm
+from jrnn.loops.affine.terms import AffineSum, Factor, Row, Term, rows_of
 
 Queries = list[tuple[Labeled, Labeled | None]]  # vectors that read S, with what scales the results
 

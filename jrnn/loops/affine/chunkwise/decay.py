@@ -42,8 +42,8 @@ from jax import Array
 from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS
 from jrnn.jaxprs.mesh_axes import alike, like
 from jrnn.loops.affine import rounds
-from jrnn.loops.chunks.labeled import Label, Labeled, dot, sum_over, times, union
-from jrnn.loops.chunks.solve import SavedForBackward, unit_lower_inverse
+from jrnn.loops.affine.chunkwise.labeled import Label, Labeled, dot, sum_over, times, union
+from jrnn.loops.affine.chunkwise.solve import SavedForBackward, unit_lower_inverse
 
 # The labels of the matrices by which states that read each other decay.
 TO_STATE = "to"
