@@ -465,10 +465,9 @@ def test_a_transposed_matrix_that_is_no_product_is_transposed_once():
     (loop,) = traced_loops(
         lambda p: jax.lax.scan(lambda h, x: (jnp.tanh(h * p["m"].T + x), h), p["h0"], p["x"]), p
     )
-    program = native_node(loop).program
-    assert [e.primitive.name for e in program.constant_eqns] == [
-        "transpose"
-    ] and not program.hoisted_eqns
+    parts = native_node(loop).program.parts
+    assert [e.primitive.name for e in parts.constant_eqns] == ["transpose"]
+    assert not parts.hoisted_eqns
 
 
 @built
@@ -588,7 +587,7 @@ def test_a_program_does_not_leave_its_arrays():
         program.rows == N
         and sum(o.kind == "product" for stage in program.stages for o in stage) == 2
     )
-    longer = replace(program.residual, length=T + 1)
+    longer = replace(program.parts.residual, length=T + 1)
     assert programs.program_of(longer).encoded[3] == T + 1
     with pytest.raises(Unsupported, match="rows"):
         View(Array(3), ((N, 0), (3, 1)), row=0).sliced([1, 0], [N, 3], [1, 1])

@@ -237,7 +237,7 @@ def _matrices(
     loop: Loop, forms: Forms, axes: set[int], terms: Sequence[Term]
 ) -> tuple[tuple[Term, ...], tuple[tuple[Term, Term], ...]]:
     """Returns terms without the carry, apart from those that have a matrix that is the same at every step."""
-    varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+    varying = loop.varying
     outer_products = []
     matrices = []
     for term in terms:

@@ -152,7 +152,7 @@ class Estimator:
     def __init__(self, loop: Loop, machine: Machine = CPU):
         self.loop = loop
         self.machine = machine
-        self.moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+        self.moving = loop.varying
         self.carried = {*loop.carry}
         # XLA adds updates of zeros to what they are added to, in place.
         producers = jaxprs.producers(loop.eqns)

@@ -39,7 +39,7 @@ class Estimator(Protocol):
 
     loop: Loop
     carried: set[Var]
-    moving: set[Var]
+    moving: frozenset[Var]
     updates: dict[Var, Atom]
 
     def size(self, v: Var) -> int: ...

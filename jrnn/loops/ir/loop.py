@@ -8,6 +8,7 @@ Passes are functions from `Loop` to `Loop`. Variables, atoms (variables or liter
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jrnn import jaxprs
-from jrnn.jaxprs import LOWERED_CALLS, Atom, Env, Eqn, Names, Program, Var, named
+from jrnn.jaxprs import LOWERED_CALLS, Atom, Env, Eqn, Names, Program, Var, named, primitives
 from jrnn.jaxprs.jax_internals import ClosedJaxpr, are_arrays, calling
 
 Values = Sequence[Any]  # arrays
@@ -56,6 +57,29 @@ class Loop:
     @property
     def outputs(self) -> tuple[Atom, ...]:
         return (*self.carry_out, *self.ys)
+
+    # What a value depends on decides where it may be computed: const < per_step < on_carry (`passes/split_loop.py`).
+
+    @functools.cached_property
+    def on_carry(self) -> frozenset[Var]:
+        """The values that depend on the carry."""
+        return frozenset(jaxprs.depends(self.eqns, self.carry))
+
+    @functools.cached_property
+    def varying(self) -> frozenset[Var]:
+        """The values that depend on the carry or on this step's inputs. All others are constants."""
+        return frozenset(jaxprs.depends(self.eqns, (*self.carry, *self.xs)))
+
+    @functools.cached_property
+    def per_step(self) -> frozenset[Var]:
+        """The values that may be computed for all steps before the loop, and differ between steps."""
+        return self.varying - self.sequential
+
+    @functools.cached_property
+    def sequential(self) -> frozenset[Var]:
+        """`on_carry`, the results of equations that must be computed in their place, and what follows from these."""
+        fixed = jaxprs.results(e for e in self.eqns if not primitives.is_movable(e))
+        return self.on_carry.union(jaxprs.depends(self.eqns, fixed) if fixed else ())
 
     def verify(self) -> Loop:
         """Returns the loop; raises an AssertionError if it is inconsistent."""

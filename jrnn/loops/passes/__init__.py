@@ -4,8 +4,9 @@ In: a `Loop`. Out: an equal `Loop` that is cheaper, or its parts before, in and 
 """
 
 from jrnn.loops.passes.gates import join_activations, slice_operands
+from jrnn.loops.passes.moves import Moves
 from jrnn.loops.passes.simplify import common_subexpressions, compose_views, pads_to_concatenate
-from jrnn.loops.passes.split_loop import Moves, SplitLoop, movable, split
+from jrnn.loops.passes.split_loop import SplitLoop, movable, split
 from jrnn.loops.passes.sums import WideSums, widen_sums
 from jrnn.loops.passes.transposed_weights import reads_rows, transpose_constant_rhs
 

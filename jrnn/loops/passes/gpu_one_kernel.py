@@ -254,7 +254,7 @@ def _stages(loop: Loop) -> _Stages:
         loop=loop,
         level=level,
         trailing=frozenset(trailing),
-        moving=frozenset(jaxprs.depends(loop.eqns, loop.carry)),
+        moving=loop.on_carry,
         written=frozenset(written),
         crossing=frozenset(crossing),
     )

@@ -18,13 +18,22 @@ What an equation depends on decides where it may run:
     on_carry    the carry, or a result that must be     in the loop; for all steps after it, if only outputs
                 computed in its place                   and sums read the result (sink, accumulate)
 
-"For all steps" means `jax.vmap` over time. An equation that moves makes others worth moving: what follows from it without
-growing, and what leads to it, as long as the loop does not have to stack more.
+"For all steps" means `jax.vmap` over time. `Loop.on_carry`, `Loop.per_step` and `Loop.varying` are this analysis, made once
+for a loop. An equation that moves makes others worth moving: what follows from it without growing, and what leads to it, as
+long as the loop does not have to stack more (`moves.py`).
+
+There is one way to divide a loop (`divide`) and one way to run the parts (`SplitLoop.run`). What to move differs:
+
+- `split`: what pays, which the strategies compare by costs (`strategies/try_split.py`);
+- `split_around_carry`: all but what is between the old and the new carry, for the chunks of accelerators;
+- the kernel for CPUs: what it cannot run (`kernels/native/program.py`).
+
+Three places only select or rewrite by the same analysis, because JAX differentiates what they make or because their loops
+are other ones: `canonical/invariants.py` and `canonical/lookups.py`, `canonical/random_keys.py`, and the groups of carries
+that are solved one after the other (`affine/carries.py`).
 
 The limits. A value that crosses the border of the residual loop is stacked, [T, ...]: it costs memory, and time to write
-and to read. The costs decide whether a move pays (`strategies/try_split.py`); this module only makes the split.
-Discontinuous equations are not computed a second time, because a value that is rounded differently could take the other
-branch. A reverse loop that recomputes values (`Loop.recomputes`) stacks the operands of contractions alone: the caller
+and to read. A reverse loop that recomputes values (`Loop.recomputes`) stacks the operands of contractions alone: the caller
 asked for less memory.
 
 Shapes: T time.
@@ -32,9 +41,8 @@ Shapes: T time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import jax.numpy as jnp
 from jax import Array
@@ -43,10 +51,20 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.ir import Loop, Results, RunLoop, strict_passes
 from jrnn.loops.passes import sums
+from jrnn.loops.passes.moves import (
+    Dependences,
+    Moves,
+    Selects,
+    Vars,
+    accumulated,
+    is_none,
+    is_spread,
+    vars_to_hoist,
+    vars_to_sink,
+)
 from jrnn.loops.passes.sums import Contract, dot_as_written
 from jrnn.loops.passes.transposed_weights import transposed
 
-Vars = Collection[Var]
 Length = int | Array  # T
 
 
@@ -63,6 +81,7 @@ class SplitLoop:
         accumulated: the positions of the carries that became sums, with the values that they add at each step.
         sum_eqns: equations of these values that are computed as sums over time, from stacked arrays.
         contract: computes the contractions over time of these sums.
+        shifted: carries that are read after the loop, as the stacked new carries, shifted by one step.
     """
 
     loop: Loop
@@ -72,9 +91,10 @@ class SplitLoop:
     hoisted_vars: tuple[Var, ...]
     sunk_eqns: tuple[Eqn, ...]
     sunk_vars: tuple[Var, ...]
-    accumulated: dict[int, tuple[Atom, ...]]
-    sum_eqns: tuple[Eqn, ...]
-    contract: Contract
+    accumulated: dict[int, tuple[Atom, ...]] = field(default_factory=dict)
+    sum_eqns: tuple[Eqn, ...] = ()
+    contract: Contract = dot_as_written
+    shifted: tuple[Var, ...] = ()
 
     def run(
         self,
@@ -127,7 +147,7 @@ class SplitLoop:
         stacked.update(zip(self.residual.ys, residual_ys))
         carries = zip(self.residual.carry, self.residual.carry_out, residual_init)
         for v, out, first in carries:
-            if v not in stacked and jaxprs.is_in(out, stacked):
+            if v in self.shifted:
                 stacked[v] = jaxprs.shifted(stacked[out], first, loop.reverse)
 
         # What follows it.
@@ -157,91 +177,9 @@ def over_time(eqns: Sequence[Eqn], outs: Sequence[Var], env: Env, stacked: Env) 
             stacked[v] = stacked_here[v]
 
 
-def is_computation(eqn: Eqn) -> bool:
-    """Returns True for all but views: what to hoist where coefficients are better computed for all steps."""
-    return not primitives.is_view(eqn)
-
-
-def is_slice(eqn: Eqn) -> bool:
-    """Returns True for slices: XLA:CPU does not vectorize a loop that slices what it has just read from a stacked array."""
-    return eqn.primitive.name == "slice"
-
-
-def _nothing(eqn: Eqn) -> bool:
-    """Selects no equation."""
-    return False
-
-
-@dataclass(frozen=True)
-class Moves:
-    """What may leave a loop. Contractions, lookups, solvers and draws are named by their first result.
-
-    Attributes:
-        hoist: the results that are computed for all steps before the loop.
-        sink: the results that are computed for all steps after the loop.
-        accumulate: the positions of the carries that become sums after the loop.
-    """
-
-    hoist: frozenset[Var] = frozenset()
-    sink: frozenset[Var] = frozenset()
-    accumulate: frozenset[int] = frozenset()
-
-    def in_order(self, loop: Loop) -> list[tuple[str, Any]]:
-        """Returns all moves, with their fields, in the order of the loop. The order of a set differs between processes."""
-        results = jaxprs.results(loop.eqns)
-        moves: list[tuple[str, Any]] = [("accumulate", i) for i in sorted(self.accumulate)]
-        moves += [("hoist", v) for v in results if v in self.hoist]
-        moves += [("sink", v) for v in results if v in self.sink]
-        return moves
-
-
-class Dependences(NamedTuple):
-    """What the values of a step depend on: the same for all splits of a loop.
-
-    Attributes:
-        immovable: the results of equations that are not movable.
-        on_carry: depends on the carry or on an immovable result, and so cannot be computed before the loop.
-        varying: depends on the carry, an immovable result or this step's inputs. Without `on_carry`: per step.
-        constant_eqns: the equations of constants that are evaluated once.
-        const: the constants, and the results of `constant_eqns`.
-        heavy: the results of each contraction, lookup, solver and draw that varies.
-        producers: the equation of each variable.
-        added: the values that carries that only add, add at each step.
-    """
-
-    immovable: frozenset[Var]
-    on_carry: frozenset[Var]
-    varying: frozenset[Var]
-    constant_eqns: tuple[Eqn, ...]
-    const: frozenset[Var]
-    heavy: tuple[tuple[Var, ...], ...]
-    producers: Mapping[Var, Eqn]
-    added: Mapping[int, tuple[Atom, ...]]
-
-    @staticmethod
-    def of(loop: Loop) -> Dependences:
-        eqns = loop.eqns
-        fixed_eqns = [e for e in eqns if not primitives.is_movable(e)]
-        immovable = frozenset(jaxprs.results(fixed_eqns))
-        on_carry = frozenset(jaxprs.depends(eqns, (*loop.carry, *immovable)))
-        varying = on_carry | jaxprs.depends(eqns, (*loop.carry, *loop.xs))
-        heavy_eqns = filter(primitives.is_heavy, eqns)
-        constant_eqns = tuple(_constant_eqns(loop, varying))
-        return Dependences(
-            immovable=immovable,
-            on_carry=on_carry,
-            varying=varying,
-            constant_eqns=constant_eqns,
-            const=frozenset((*loop.consts, *jaxprs.results(constant_eqns))),
-            heavy=tuple(tuple(e.outvars) for e in heavy_eqns if e.outvars[0] in varying),
-            producers=jaxprs.producers(eqns),
-            added=sums.added_to_carries(loop),
-        )
-
-
 def split(
     loop: Loop,
-    also_hoist: Callable[[Eqn], bool] = _nothing,
+    also_hoist: Selects = is_none,
     contract: Contract = dot_as_written,
     moves: Moves | None = None,
     joins_parts: bool = False,
@@ -257,50 +195,97 @@ def split(
         joins_parts: whether `contract` also takes a list of stacked parts, for their concatenation along the last axis.
         dependences: what the values depend on, if the loop is split several times.
     """
-    eqns = loop.eqns
-    facts = dependences or Dependences.of(loop)
-    on_carry = facts.on_carry
-    if moves is not None:
-        # Heavy equations that may not leave the loop are not computed a second time for all steps.
-        remaining = _remaining_heavy(facts, moves)
-        on_carry = on_carry.union(jaxprs.depends(eqns, remaining)) if remaining else on_carry
+    facts = (dependences or Dependences.of(loop)).allowing(loop, moves)
+    hoisted = [] if loop.recomputes else vars_to_hoist(loop, facts, also_hoist, moves)
+    available = {*facts.const, *loop.xs, *hoisted}
 
-    # Before the loop.
-    hoisted_vars: list[Var] = []
-    if not loop.recomputes:
-        hoisted_vars = _vars_to_hoist(loop, facts, on_carry, also_hoist, moves)
-    available = {*facts.const, *loop.xs, *hoisted_vars}
-
-    # What sums and outputs read after the loop, and what of it is computed there.
-    accumulated = _accumulated(loop, facts, available, moves)
-    positions = _others(loop, accumulated)
-    carry = [loop.carry[i] for i in positions]
-    carry_out = [loop.carry_out[i] for i in positions]
-    added_values = [v for values in accumulated.values() for v in values]
+    # What sums and outputs read after the loop.
+    added = accumulated(loop, facts, available, moves)
+    added_values = [v for values in added.values() for v in values]
     targets = jaxprs.variables(loop.ys)
-    common = sums.common_parts(loop) if joins_parts and accumulated else sums.NO_PARTS
+    common = sums.common_parts(loop) if joins_parts and added else sums.NO_PARTS
     targets += sums.sum_operands(added_values, facts.producers, available | set(targets), common)
     targets = list(dict.fromkeys(targets))
-    sunk = _vars_to_sink(loop, facts, on_carry, available, carry_out, targets, moves)
-    sunk_eqns, read_after = jaxprs.needed(eqns, targets, available | (on_carry - sunk))
+
+    # What of it is computed there.
+    carry_out = [loop.carry_out[i] for i in _others(loop, added)]
+    sunk = vars_to_sink(loop, facts, available, carry_out, targets, moves)
+    parts = divide(
+        loop,
+        constant_eqns=facts.constant_eqns,
+        hoisted=hoisted,
+        inside=facts.on_carry - sunk,
+        targets=targets,
+        accumulated=added,
+    )
+    return replace(parts, contract=contract)
+
+
+def split_around_carry(loop: Loop) -> SplitLoop:
+    """Returns the split that leaves in the loop only what is between the old and the new carry.
+
+    All equations must be ones that `jax.vmap` evaluates for all steps, also those that the table of primitives does not
+    know as movable, such as control flow.
+    """
+    early = [
+        e for e in loop.eqns if not is_spread(e) and not jaxprs.any_in(e.outvars, loop.on_carry)
+    ]
+    constant = [v for v in jaxprs.results(early) if v not in loop.varying]
+    constant_eqns, _ = jaxprs.needed(loop.eqns, constant, set(loop.consts))
+    hoisted = [v for v in jaxprs.results(early) if v in loop.varying]
+    base = {*loop.inputs, *constant, *hoisted}
+    body, _ = jaxprs.needed(loop.eqns, loop.carry_out, base)
+    inside = {*loop.carry, *jaxprs.results(body)}
+    return divide(loop, constant_eqns, hoisted, inside, jaxprs.variables(loop.ys))
+
+
+def divide(
+    loop: Loop,
+    constant_eqns: Sequence[Eqn],
+    hoisted: Sequence[Var],
+    inside: Vars,
+    targets: Sequence[Var],
+    accumulated: dict[int, tuple[Atom, ...]] | None = None,
+) -> SplitLoop:
+    """Divides a loop where it is told to.
+
+    Args:
+        loop: the loop.
+        constant_eqns: the equations to evaluate once.
+        hoisted: the values to compute for all steps before the loop.
+        inside: the values that are stacked if they are read after the loop, and not computed again.
+        targets: the values of all steps that are wanted after the loop.
+        accumulated: the positions of the carries that become sums, with the values that they add.
+    """
+    eqns = loop.eqns
+    accumulated = accumulated or {}
+    positions = _others(loop, accumulated)
+    const = {*loop.consts, *jaxprs.results(constant_eqns)}
+    available = {*const, *loop.xs, *hoisted}
+    sunk_eqns, read_after = jaxprs.needed(eqns, targets, available.union(inside))
 
     # The residual loop stacks what is read after it.
     new_carries = dict(zip(loop.carry, loop.carry_out))
     stacked = {*targets, *(v for v in read_after if v not in new_carries)}
     ys: dict[Var, None] = {}
+    shifted = []
     for v in read_after:
-        if v in on_carry:
-            v = _stacked_instead(v, new_carries, facts.const, stacked)
-            if v not in available:
-                ys[v] = None
-    body, _ = jaxprs.needed(eqns, [*carry_out, *ys], available | set(carry), effects=True)
+        if v in inside:
+            out = _stacked_instead(v, new_carries, const, stacked)
+            if out is not v:
+                shifted.append(v)
+            if out not in available:
+                ys[out] = None
+    carry = [loop.carry[i] for i in positions]
+    carry_out = [loop.carry_out[i] for i in positions]
+    body, _ = jaxprs.needed(eqns, [*carry_out, *ys], available.union(carry), effects=True)
     read = dict.fromkeys([*jaxprs.free_variables(body), *jaxprs.variables(carry_out)])
     residual = replace(
         loop,
         eqns=tuple(body),
-        consts=tuple(v for v in read if v in facts.const),
+        consts=tuple(v for v in read if v in const),
         carry=tuple(carry),
-        xs=tuple(v for v in read if v in available and v not in facts.const),
+        xs=tuple(v for v in read if v in available and v not in const),
         carry_out=tuple(carry_out),
         ys=tuple(ys),
     )
@@ -309,22 +294,22 @@ def split(
 
     # The equations of the other parts.
     read_hoisted = {*residual.xs, *read_after}
-    hoisted_vars = [v for v in hoisted_vars if v in read_hoisted]
-    hoisted_eqns, _ = jaxprs.needed(eqns, hoisted_vars, facts.const.union(loop.xs))
+    hoisted_vars = [v for v in hoisted if v in read_hoisted]
+    hoisted_eqns, _ = jaxprs.needed(eqns, hoisted_vars, const.union(loop.xs))
     computed_after = jaxprs.producers(sunk_eqns)
-    sunk_vars = tuple(v for v in targets if v not in available and v in computed_after)
+    added_values = [v for values in accumulated.values() for v in values]
     sum_eqns, _ = jaxprs.needed(eqns, added_values, {*available, *loop.carry, *targets})
     return SplitLoop(
         loop=loop,
         residual=residual,
-        constant_eqns=facts.constant_eqns,
+        constant_eqns=tuple(constant_eqns),
         hoisted_eqns=tuple(hoisted_eqns),
         hoisted_vars=tuple(hoisted_vars),
         sunk_eqns=tuple(sunk_eqns),
-        sunk_vars=sunk_vars,
+        sunk_vars=tuple(v for v in targets if v not in available and v in computed_after),
         accumulated=accumulated,
         sum_eqns=tuple(sum_eqns),
-        contract=contract,
+        shifted=tuple(shifted),
     )
 
 
@@ -352,133 +337,9 @@ def _first_results(eqns: Sequence[Eqn]) -> frozenset[Var]:
     return frozenset(e.outvars[0] for e in eqns if primitives.is_heavy(e))
 
 
-def _others(loop: Loop, accumulated: Mapping[int, tuple[Atom, ...]]) -> list[int]:
+def _others(loop: Loop, accumulated: Collection[int]) -> list[int]:
     """The positions of the carries that stay in the loop."""
     return [i for i in range(len(loop.carry)) if i not in accumulated]
-
-
-def _constant_eqns(loop: Loop, varying: Vars) -> list[Eqn]:
-    """Returns the equations of constants, except those that only spread a value, which is cheaper where it is used."""
-    constant = [e for e in loop.eqns if not jaxprs.any_in(e.outvars, varying)]
-    computed = [e for e in constant if e.primitive.name not in ("broadcast_in_dim", "iota")]
-    outs = jaxprs.results(computed)
-    outs += [a for a in jaxprs.variables(loop.outputs) if a not in varying]
-    return jaxprs.needed(constant, outs, set(loop.consts))[0]
-
-
-def _remaining_heavy(facts: Dependences, moves: Moves) -> list[Var]:
-    """The results of heavy equations that may not leave the loop."""
-    remaining: list[Var] = []
-    for results in facts.heavy:
-        if results[0] not in moves.hoist and results[0] not in moves.sink:
-            remaining += results
-    return remaining
-
-
-def _accumulated(
-    loop: Loop, facts: Dependences, available: set[Var], moves: Moves | None
-) -> dict[int, tuple[Atom, ...]]:
-    """Returns the carries that become sums after the loop, with the values that they add."""
-    accumulated = sums.accumulations(facts.added, facts.producers, available)
-    if moves is not None:
-        accumulated = {i: values for i, values in accumulated.items() if i in moves.accumulate}
-    if loop.recomputes:
-        stacked = {*available, *jaxprs.variables(loop.ys)}
-        accumulated = sums.sums_without_new_stacks(accumulated, loop, stacked)
-    return accumulated
-
-
-def _vars_to_hoist(
-    loop: Loop,
-    facts: Dependences,
-    on_carry: Vars,
-    also_hoist: Callable[[Eqn], bool],
-    moves: Moves | None,
-) -> list[Var]:
-    """Returns what to compute for all steps before the loop: contractions, and what follows without growing."""
-    chosen: dict[Var, None] = {}
-    for eqn in loop.eqns:
-        if any(v in on_carry or v in facts.const or v not in facts.varying for v in eqn.outvars):
-            continue
-        operands = jaxprs.inputs(eqn)
-        may_hoist = primitives.is_heavy(eqn) and (moves is None or eqn.outvars[0] in moves.hoist)
-        follows = (
-            jaxprs.any_in(operands, chosen)
-            and _bytes(eqn.outvars) <= _bytes(operands)
-            and not primitives.is_view(eqn)
-        )
-        if may_hoist or follows or also_hoist(eqn):
-            chosen.update(dict.fromkeys(eqn.outvars))
-    return list(chosen)
-
-
-def _bytes(variables: Vars) -> int:
-    return sum(map(jaxprs.nbytes, variables))
-
-
-def _vars_to_sink(
-    loop: Loop,
-    facts: Dependences,
-    on_carry: Vars,
-    available: Vars,
-    carry_out: Sequence[Atom],
-    targets: Vars,
-    moves: Moves | None,
-) -> set[Var]:
-    """Returns what to compute for all steps after the loop: contractions that feed only outputs, and their neighbors."""
-    if moves is not None and not moves.sink:
-        return set()
-    base = {*available, *loop.carry}
-    needed_by_carry, _ = jaxprs.needed(loop.eqns, carry_out, base, effects=True)
-    fixed = {*facts.immovable, *jaxprs.results(needed_by_carry)}
-    needed_by_targets, _ = jaxprs.needed(loop.eqns, targets, base)
-    live = [e for e in needed_by_targets if jaxprs.any_in(e.outvars, on_carry)]
-
-    # What an equation that cannot move reads cannot move, nor what that reads.
-    users: dict[Var, list[Eqn]] = {}
-    blocked: set[Var] = set()
-    for eqn in reversed(live):
-        for v in jaxprs.inputs(eqn):
-            users.setdefault(v, []).append(eqn)
-        if jaxprs.any_in(eqn.outvars, facts.immovable) or jaxprs.any_in(eqn.outvars, blocked):
-            blocked.update(jaxprs.inputs(eqn))
-    fixed |= blocked
-
-    # Contractions, and what follows from them.
-    sunk: set[Var] = set()
-    for eqn in live:
-        if jaxprs.any_in(eqn.outvars, fixed):
-            continue
-        may_sink = primitives.is_heavy(eqn) and (moves is None or eqn.outvars[0] in moves.sink)
-        if may_sink or jaxprs.any_in(jaxprs.inputs(eqn), sunk):
-            sunk.update(eqn.outvars)
-
-    # Then what leads to them, as long as the loop does not have to stack more.
-    stacked = set(base)
-    for eqn in live:
-        if jaxprs.any_in(eqn.outvars, sunk):
-            stacked.update(v for v in jaxprs.inputs(eqn) if v not in sunk)
-    for eqn in reversed(live):
-        if jaxprs.any_in(eqn.outvars, fixed) or jaxprs.any_in(eqn.outvars, sunk):
-            continue
-        # Discontinuous equations stay: their operands may be computed both in the loop and after it, rounded differently.
-        if primitives.is_discontinuous(eqn):
-            continue
-        if not _is_read_only_after(eqn, users, sunk):
-            continue
-        new = {v for v in jaxprs.inputs(eqn) if v in on_carry and v not in stacked}
-        if _bytes(new) <= _bytes(eqn.outvars):
-            sunk.update(eqn.outvars)
-            stacked.update(new)
-    return sunk
-
-
-def _is_read_only_after(eqn: Eqn, users: Mapping[Var, list[Eqn]], sunk: Vars) -> bool:
-    """Whether equations read the results, and all of them are computed after the loop."""
-    readers: list[Eqn] = []
-    for v in eqn.outvars:
-        readers += users.get(v, [])
-    return bool(readers) and all(jaxprs.any_in(reader.outvars, sunk) for reader in readers)
 
 
 def _stacked_instead(v: Var, new_carries: Mapping[Var, Atom], const: Vars, stacked: Vars) -> Var:

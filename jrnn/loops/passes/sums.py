@@ -101,7 +101,7 @@ def common_parts(loop: Loop) -> StackedParts:
     than stacks of two concatenations of three. The parts have one shape, and are joined along the last axis, the only one
     that is not contracted.
     """
-    varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+    varying = loop.varying
     varying_eqns = [e for e in loop.eqns if all(jaxprs.is_in(a, varying) for a in e.invars)]
     joins = {e.outvars[0]: e.invars for e in varying_eqns if _is_joined_along_last(e)}
 

@@ -56,9 +56,8 @@ def reads_rows(loop: Loop) -> list[Eqn]:
     products = [
         eqn for eqn in loop.eqns if eqn.primitive.name == "dot_general" and jaxprs.is_by_rows(eqn)
     ]
-    moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs)) if products else ()
     return [
         eqn
         for eqn in products
-        if jaxprs.is_in(eqn.invars[1], loop.consts) and jaxprs.is_in(eqn.invars[0], moving)
+        if jaxprs.is_in(eqn.invars[1], loop.consts) and jaxprs.is_in(eqn.invars[0], loop.varying)
     ]

@@ -15,7 +15,7 @@ from jrnn import jaxprs
 from jrnn.loops.affine import associative
 from jrnn.loops.ir import Loop, ScanParams, Unsupported
 from jrnn.loops.passes import split
-from jrnn.loops.passes.split_loop import is_computation
+from jrnn.loops.passes.moves import is_computation
 from jrnn.loops.passes.sums import dot_smaller_first
 from jrnn.loops.plan import Candidate
 from jrnn.loops.strategies.context import Context

@@ -17,7 +17,7 @@ from jrnn import jaxprs
 from jrnn.loops.costs.equation_costs import has_large_products
 from jrnn.loops.ir import Loop
 from jrnn.loops.passes import Moves, gates, join_activations, slice_operands, split
-from jrnn.loops.passes.split_loop import is_slice
+from jrnn.loops.passes.moves import is_slice
 from jrnn.loops.plan import Candidate, Node, cheapest
 from jrnn.loops.strategies import try_unrolled
 from jrnn.loops.strategies.context import Context

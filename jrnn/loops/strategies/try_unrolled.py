@@ -223,7 +223,7 @@ def _has_predicted_branch(loop: Loop) -> bool:
     XLA:CPU makes a branch of this in a loop of one step an iteration. The processor predicts it, and does not wait for
     the carry.
     """
-    on_carry = jaxprs.depends(loop.eqns, loop.carry)
+    on_carry = loop.on_carry
     for eqn in loop.eqns:
         if eqn.primitive.name != "select_n" or not jaxprs.is_in(eqn.invars[0], on_carry):
             continue

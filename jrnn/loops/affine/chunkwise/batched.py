@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -29,7 +29,8 @@ from jrnn.loops.affine.chunkwise.guarded import linear_map, traced_with
 from jrnn.loops.affine.chunkwise.program import ChunkBody, no_tangent
 from jrnn.loops.affine.chunkwise.solve import SavedForBackward
 from jrnn.loops.affine.rounds import all_finite
-from jrnn.loops.ir import Loop, Results, ScanParams
+from jrnn.loops.ir import Results, ScanParams
+from jrnn.loops.passes.split_loop import split_around_carry
 
 Flat = Sequence[Any]
 # With decays of 1.2 at each of 128 steps, float32 gradients had 1,000 times the errors of the steps in chunks of 64.
@@ -134,7 +135,9 @@ class AllChunks:
         each = (jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in xs_and_valid)
         program = jaxprs.trace(chunk, [*map(jax.typeof, consts), *map(jax.typeof, states), *each])
         loop = ScanParams(None, n_consts, n_states, self.count, False).loop(program)
-        last, ys = _around_states(loop, [*program.consts, *consts], list(states), xs_and_valid)
+        # Only what is between the old and the new states stays in the loop.
+        parts = split_around_carry(loop)
+        last, ys = parts.run([*program.consts, *consts], list(states), xs_and_valid, self.count)
         n_outs = len(ys) - n_states - 1
         return [*last, *ys[:n_outs]], (ys[n_outs:-1], ys[-1])
 
@@ -178,37 +181,6 @@ class AllChunks:
             chunk, moved, (list(before), list(xs), valid, moved_xs), self.count
         )
         return [*last, *outs]
-
-
-def _around_states(loop: Loop, consts: Flat, init: Flat, xs: Flat) -> Results:
-    """Runs a loop of movable equations, of which only those between the old and the new carry stay in it."""
-    moving = jaxprs.depends(loop.eqns, loop.carry)
-    env = dict(zip(loop.consts, consts))
-    stacked = dict(zip(loop.xs, xs))
-    # A value that only spreads another is spread where it is used.
-    spread = {v for e in loop.eqns if e.primitive.name == "broadcast_in_dim" for v in e.outvars}
-    hoisted = {
-        *env,
-        *stacked,
-        *(v for e in loop.eqns for v in e.outvars if v not in moving and v not in spread),
-    }
-    core, reads = jaxprs.needed(loop.eqns, loop.carry_out, {*hoisted, *loop.carry})
-    inside = {*loop.carry, *jaxprs.results(core)}
-    _, after = jaxprs.needed(loop.eqns, loop.ys, hoisted | inside)
-    reads = [v for v in reads if v in hoisted]
-    jaxprs.over_time(loop.eqns, reads, env, stacked)
-    part = replace(
-        loop,
-        eqns=tuple(core),
-        consts=tuple(v for v in reads if v in env),
-        xs=tuple(v for v in reads if v in stacked),
-        ys=tuple(v for v in after if v in inside),
-    )
-    last, ys = part.run(
-        [env[v] for v in part.consts], init, [stacked[v] for v in part.xs], loop.length
-    )
-    stacked.update(zip(part.ys, ys))
-    return last, jaxprs.stacks(loop.eqns, loop.ys, env, stacked, loop.length)
 
 
 def _tangent(tangent: Any, value: Any) -> Any:

@@ -323,14 +323,12 @@ class _Planned:
 
 def _projections(loop: Loop) -> list[Var]:
     """Returns products of inputs with constant matrices, which are computed for all steps before the loop."""
-    on_carry = jaxprs.depends(loop.eqns, loop.carry)
-    varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
     projected = []
     for eqn in loop.eqns:
         if eqn.primitive.name != "dot_general" or not eqn.params["dimension_numbers"][0][0]:
             continue
-        if sum(jaxprs.is_in(a, varying) for a in eqn.invars) == 1:
-            projected += [v for v in eqn.outvars if v not in on_carry]
+        if sum(jaxprs.is_in(a, loop.varying) for a in eqn.invars) == 1:
+            projected += [v for v in eqn.outvars if v not in loop.on_carry]
     return projected
 
 

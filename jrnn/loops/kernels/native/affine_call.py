@@ -190,7 +190,7 @@ def affine_call(step: AffineStep) -> AffineCall:
     summands = [factors.get(v, (v,)) for v in sums.inner]
     program = encoded(step, instructions, first_order, summands, outs)
 
-    varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+    varying = loop.varying
     eqns_before, _ = jaxprs.needed(loop.eqns, program.stacks, {*loop.consts, *loop.xs})
     outer = [e for e in (*eqns_before, *eqns_after) if e.outvars[0] in varying]
     return AffineCall(

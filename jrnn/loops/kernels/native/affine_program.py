@@ -87,7 +87,7 @@ def is_known(eqn: Eqn, dtype: Any, names: Collection[str] = OPCODES) -> bool:
 
 def known_from_values(step: AffineStep) -> list[Eqn]:
     """Returns the equations of a step that the kernel can compute for a tile of steps once it has the values."""
-    moving = jaxprs.depends(step.loop.eqns, step.loop.carry)
+    moving = step.loop.on_carry
     results = {*step.values}
     eqns = list[Eqn]()
     for eqn in step.loop.eqns:
@@ -187,7 +187,7 @@ def encoded(
     results_after = [i.out for i in after]
     of_tile = {*step.values, *results_before, *results_after}
     of_step = {*step.carry, *step.inputs, *results_affine}
-    varying = jaxprs.depends(step.loop.eqns, (*step.loop.carry, *step.loop.xs))
+    varying = step.loop.varying
     constants = []
     stacks = []
     for v in keys:

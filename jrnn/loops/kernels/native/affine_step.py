@@ -78,7 +78,7 @@ def affine_step(loop: Loop) -> AffineStep:
 
     # With one carry, inputs may be coefficients: then only what depends on the carry must be affine.
     on_carry = jaxprs.depends(loop.eqns, carry)
-    varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+    varying = loop.varying
     affine_in = on_carry if len(carry) == 1 else varying
     affine_values = _affine_values(loop, carry, on_carry, affine_in)
     known = {*carry, *affine_values, *loop.inputs}

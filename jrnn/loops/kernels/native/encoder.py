@@ -164,7 +164,6 @@ class CallEncoder:
     """Encodes the steps of a loop for N rows. The arrays of the call are: constants, first carry, xs; last carry, ys."""
 
     loop: Loop
-    constants: Sequence[Var]
     rows: int
     dtype: np.dtype
     arguments: list[_Argument] = field(default_factory=list)
@@ -213,17 +212,14 @@ class CallEncoder:
 
     def _collector(self) -> Collector:
         """Returns the step before its first equation, and adds the arguments of the call."""
-        values: dict[Var, NativeOperand] = {}
-        constants = []
-        for v in (*self.constants, *self.loop.carry):
-            dtype = "float" if v in self.loop.carry else stored_dtype(v)
-            array = self._argument(v, dtype, stacked=False)
+        values: dict[Var, View] = {}
+        loop = self.loop
+        for v in loop.inputs:
+            dtype = "float" if v in loop.carry else stored_dtype(v)
+            array = self._argument(v, dtype, stacked=v in loop.xs)
             values[v] = View(array, dense(v.aval.shape))
-            constants.append(array)
-        for v in self.loop.xs:
-            array = self._argument(v, stored_dtype(v), stacked=True)
-            values[v] = View(array, dense(v.aval.shape))
-        return Collector(self.rows, values, frozenset(constants[: len(self.constants)]))
+        constants = frozenset(values[v].array for v in loop.consts)
+        return Collector(self.rows, values, constants)
 
     def _argument(self, v: Var, dtype: str, stacked: bool) -> Array:
         """Adds an argument, which holds a value of one step or, if stacked, of all steps."""

@@ -27,8 +27,10 @@ from jrnn.loops.ir.description import Description, described
 from jrnn.loops.kernels.native import library
 from jrnn.loops.kernels.native.operations import Operation, View, elements_of, without
 from jrnn.loops.kernels.native.program import KernelProgram, program_of, transposed_matrices
-from jrnn.loops.passes.split_loop import SplitLoop, over_time
+from jrnn.loops.passes.split_loop import SplitLoop
 from jrnn.loops.passes.sums import Contract, ContractedAxes, dot_smaller_first
+
+Values = Sequence[Array]
 
 _MIN_ROWS = 2  # of a thread
 _MIN_FLOPS = 3e6  # of a thread: about 50 microseconds
@@ -53,20 +55,21 @@ class Native:
     level: int = 0
     threads: int | None = None
 
-    def run(
-        self, consts: Sequence[Array], init: Sequence[Array], xs: Sequence[Array], length: Any
-    ) -> Results:
-        program = self.program
-        loop = program.loop
-        residual = program.residual
-        assert length == loop.length
-        env = jaxprs.evaluate(program.constant_eqns, dict(zip(loop.consts, consts)))
-        stacked = dict(zip(loop.xs, xs))
-        over_time(program.hoisted_eqns, jaxprs.results(program.hoisted_eqns), env, stacked)
+    @property
+    def loop(self) -> Loop:
+        """The whole loop."""
+        return self.program.parts.loop
 
-        operands = [env[v] for v in program.constants]
-        operands += [jnp.asarray(v).astype(program.dtype) for v in init]
-        operands += [stacked[v] for v in residual.xs]
+    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+        assert length == self.loop.length
+        return self.program.parts.run(consts, init, xs, length, self._call)
+
+    def _call(self, consts: Values, init: Values, xs: Values, length: int) -> Results:
+        """Calls the kernel for the loop that remains."""
+        program = self.program
+        residual = program.parts.residual
+        carry = [jnp.asarray(v).astype(program.dtype) for v in init]
+        operands = [*consts, *carry, *xs]
         # Inside `jax.shard_map`, types have the mesh axes over which a value varies. The results vary as the operands do.
         axes = mesh_axes_type(*operands)
         typed = functools.partial(jax.ShapeDtypeStruct, manual_axis_type=axes)
@@ -81,13 +84,11 @@ class Native:
         )
 
         last = [value.astype(v.aval.dtype) for value, v in zip(out, residual.carry)]
-        stacked.update(zip(residual.ys, out[len(last) :]))
-        over_time(program.sunk_eqns, jaxprs.results(program.sunk_eqns), env, stacked)
-        return last, [jaxprs.stack(y, env, stacked, length) for y in loop.ys]
+        return last, out[len(last) :]
 
     def useful_threads(self) -> int:
         """Returns the most threads that all have enough rows and work."""
-        by_work = int(self.flops * self.program.loop.length / _MIN_FLOPS)
+        by_work = int(self.flops * self.loop.length / _MIN_FLOPS)
         return max(1, min(self.program.rows // _MIN_ROWS, by_work))
 
     def is_worth_a_call(self, machine: Machine) -> bool:
@@ -103,8 +104,9 @@ class Native:
         something. Packed matrices and the values of one step are not counted.
         """
         program = self.program
-        loop = program.loop
-        residual = program.residual
+        parts = program.parts
+        loop = parts.loop
+        residual = parts.residual
         machine = estimator.machine
         varying_eqns = [e for e in loop.eqns if not estimator.moving.isdisjoint(e.outvars)]
         inside = estimator.part(varying_eqns, loop.outputs)
@@ -114,8 +116,8 @@ class Native:
         ys = jaxprs.variables(loop.ys)
         hoisted = [v for v in residual.xs if v not in (*loop.xs, *ys)]
         sunk = [v for v in ys if v not in residual.ys]
-        before = estimator.part(program.hoisted_eqns, hoisted, all_steps=True)
-        after = estimator.part(program.sunk_eqns, sunk, all_steps=True)
+        before = estimator.part(parts.hoisted_eqns, hoisted, all_steps=True)
+        after = estimator.part(parts.sunk_eqns, sunk, all_steps=True)
         stacked = {*hoisted, *residual.ys}.difference(loop.xs, ys)
         stack_bytes = loop.length * estimator.sizes(stacked)
         size = stack_bytes + loop.length * max(before.peak_bytes, after.peak_bytes)
@@ -137,7 +139,7 @@ class Native:
         return sum(2 * self.program.rows * o.width * o.depth for o in self.program.products)
 
     def describe(self) -> Description:
-        return described(self.program.loop, str(self))
+        return described(self.loop, str(self))
 
     def __str__(self) -> str:
         stages = len(self.program.stages)
@@ -243,7 +245,7 @@ def _kernel_seconds(
     costs = NATIVE_KERNEL
     itemsize = program.dtype.itemsize
     wide = itemsize / 4
-    steps = program.loop.length
+    steps = program.parts.loop.length
     others = [o for stage in program.stages for o in stage if o.matrix is None]
 
     # Products, and the reading of their matrices.

@@ -46,7 +46,7 @@ def hoist_invariants(loop: Loop) -> tuple[Loop, HoistedInvariants | None]:
 
     Invariant: every value is unchanged.
     """
-    varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+    varying = loop.varying
     repeated_eqns = [e for e in loop.eqns if not _is_computed_once(e)]
     repeated = jaxprs.depends(loop.eqns, jaxprs.results(repeated_eqns))
     of_constants = jaxprs.depends(loop.eqns, loop.consts).difference(varying, repeated)

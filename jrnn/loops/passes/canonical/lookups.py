@@ -17,7 +17,6 @@ from jax import Array
 from jrnn import jaxprs
 from jrnn.jaxprs import Env, Eqn, Var
 from jrnn.loops.ir import Loop, Results, RunLoop
-from jrnn.loops.passes.split_loop import Dependences
 
 
 @dataclass(frozen=True)
@@ -89,13 +88,12 @@ def hoist_lookups(loop: Loop, constants: Collection[Var]) -> tuple[Loop, Hoisted
 
     The inputs are no larger than the constants. Invariant: every value is unchanged.
     """
-    per_step = _per_step(loop)
     lookups = []
     for eqn in loop.eqns:
         if not eqn.invars or not jaxprs.is_in(eqn.invars[0], constants):
             continue
         lookup = _lookup(eqn)
-        if lookup is not None and lookup.index in per_step and _is_short(loop, lookup):
+        if lookup is not None and lookup.index in loop.per_step and _is_short(loop, lookup):
             lookups.append(lookup)
     if not lookups:
         return loop, None
@@ -103,12 +101,6 @@ def hoist_lookups(loop: Loop, constants: Collection[Var]) -> tuple[Loop, Hoisted
     rest = [eqn for eqn in loop.eqns if not jaxprs.any_in(eqn.outvars, results)]
     with_inputs = replace(loop, xs=(*loop.xs, *results))
     return with_inputs.with_eqns(rest, loop.outputs), HoistedLookups(loop, tuple(lookups))
-
-
-def _per_step(loop: Loop) -> frozenset[Var]:
-    """The values that depend on this step's inputs and constants alone."""
-    dependences = Dependences.of(loop)
-    return dependences.varying - dependences.on_carry
 
 
 def _is_short(loop: Loop, lookup: Lookup) -> bool:

@@ -58,7 +58,7 @@ class RowAxes:
         for old, new in zip(loop.carry, loop.carry_out):
             for a in range(old.aval.ndim):
                 self._classes.join(old, a, new, a)
-        moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+        moving = loop.varying
         products: list[axes.Axis] = []
         batches: list[axes.Axis] = []
         for eqn in loop.eqns:

@@ -90,7 +90,7 @@ def _with_joined_products(loop: Loop) -> Loop:
 
 def _constants_first(loop: Loop) -> Loop:
     """Returns the loop with equations of constants in front of others, so that any of them may read their results."""
-    moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+    moving = loop.varying
 
     def moves(eqn: Eqn) -> bool:
         return not moving.isdisjoint(eqn.outvars)
@@ -118,7 +118,7 @@ def _groups(loop: Loop) -> Collection[list[_Product]]:
     """
     if not jaxprs.is_known(loop.length) or loop.length < _MIN_STEPS:
         return ()
-    moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+    moving = loop.varying
     eqns_of_carry, _ = jaxprs.needed(loop.eqns, loop.carry_out, set(loop.inputs))
     recurrent = set(jaxprs.results(eqns_of_carry))
     every = (_product(eqn, moving) for eqn in loop.eqns)
@@ -226,7 +226,7 @@ class _JoinedSums:
 
     def __init__(self, loop: Loop):
         self.joined: set[_Value] = set()
-        self._moving: set[_Value] = {*jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))}
+        self._moving: set[_Value] = {*loop.varying}
         self._cuts: dict[_Value, AxisSlice] = {**axis_slices(loop.eqns)}
         self._operands: dict[_Value, tuple[_Value, _Value]] = {}
         self._readers: dict[_Value, list[_Value]] = {}
