@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrnn import gates
 from jrnn.bench.sizes import Size
 
 Weights = dict[str, Any]
@@ -86,7 +87,7 @@ def input_gates(count: int) -> Callable[[Size], Weights]:
     return weights
 
 
-def gates(count: int) -> Callable[[Size], Weights]:
+def state_gates(count: int) -> Callable[[Size], Weights]:
     """Returns the shapes of the weights of gates that read the input and the state, by the size."""
 
     def weights(s: Size) -> Weights:
@@ -102,25 +103,20 @@ def _lru_weights(s: Size) -> Weights:
     return input_gates(2)(s) | polar | dict(out=(2 * s.hidden, s.hidden))
 
 
-@register(gates(4), two)
+@register(state_gates(4), two)
 def lstm(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
     """Gates in Caffe2's order: input, forget, output, update."""
     h, c = state
     z = x @ p["wx"] + h @ p["wh"] + p["b"]
     i, f, o, g = jnp.split(z, 4, axis=-1)
-    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-    h = jax.nn.sigmoid(o) * jnp.tanh(c)
+    h, c = gates.lstm(i, f, o, g, c)
     return (h, c), h
 
 
-@register(gates(3))
+@register(state_gates(3))
 def gru(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
     """The GRU of PyTorch and cuDNN: the reset gate is applied after the contraction."""
-    r, u, n = jnp.split(x @ p["wx"] + p["b"], 3, axis=-1)
-    hr, hu, hn = jnp.split(h @ p["wh"], 3, axis=-1)
-    r = jax.nn.sigmoid(r + hr)
-    u = jax.nn.sigmoid(u + hu)
-    h = (1 - u) * jnp.tanh(n + r * hn) + u * h
+    h = gates.gru_gates(x @ p["wx"] + p["b"], h @ p["wh"]).new_hidden(h)
     return h, h
 
 

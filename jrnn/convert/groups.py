@@ -18,6 +18,7 @@ from jrnn.convert.emitter import FLOAT, Emitter, Value, rule
 from jrnn.convert.match import ANY, find, is_view, maker_of, ordered, pattern
 from jrnn.convert.rules.product_rules import fully_connected
 from jrnn.convert.rules.shape_rules import join
+from jrnn.gates import interpolated, lstm
 from jrnn.jaxprs.flat import Atom, FlatEquation, Graph, Var
 
 Shape = tuple[int, ...]
@@ -260,13 +261,12 @@ def _(e: Emitter, node: FlatEquation, x, gamma, beta):
 
 def _lstm(c, *gates):
     i, f, o, g = gates if len(gates) > 1 else jnp.split(gates[0], 4, axis=-1)
-    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-    return c, jax.nn.sigmoid(o) * jnp.tanh(c)
+    h, c = lstm(i, f, o, g, c)
+    return c, h
 
 
 def _gru(h, u, o):
-    u = jax.nn.sigmoid(u)
-    return (1.0 - u) * jnp.tanh(o) + u * h
+    return interpolated(jax.nn.sigmoid(u), jnp.tanh(o), h)
 
 
 def _gru_difference(h, u, o):

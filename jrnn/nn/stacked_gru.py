@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from jrnn.errors import LayerError
+from jrnn.gates import GruGates as Gates
+from jrnn.gates import gru_gates
 from jrnn.loops import scan
-from jrnn.nn.units import GruGates as Gates
-from jrnn.nn.units import gru_gates
 
 
 class StackWeights(NamedTuple):

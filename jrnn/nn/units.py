@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jrnn.gates import gru_gates, lstm
 from jrnn.nn.checks import check_choice
 
 State = tuple[Array, ...]
@@ -56,35 +56,8 @@ def _relu(zx: Array, zh: Array, late: Array | None, state: State) -> State:
 
 
 def _lstm(zx: Array, zh: Array, late: Array | None, state: State) -> State:
-    """c' = sigmoid(f) c + sigmoid(i) tanh(g); h' = sigmoid(o) tanh(c')."""
     i, f, g, o = jnp.split(zx + zh, 4, axis=-1)
-    c = jax.nn.sigmoid(f) * state[1] + jax.nn.sigmoid(i) * jnp.tanh(g)
-    return jax.nn.sigmoid(o) * jnp.tanh(c), c
-
-
-class GruGates(NamedTuple):
-    """The values of a GRU's gates in one step, each [N, H]; `Uh` is what the reset gate scales."""
-
-    r: Array
-    z: Array
-    n: Array
-    Uh: Array
-
-    def new_hidden(self, h: Array) -> Array:
-        """h' = (1 - z) n + z h."""
-        return (1 - self.z) * self.n + self.z * h
-
-
-def gru_gates(zx: Array, zh: Array, late: Array | None = None) -> GruGates:
-    """n = tanh(xn + sigmoid(r) (hn + late)). The reset gate acts after the product with W_hn."""
-    xr, xz, xn = jnp.split(zx, 3, axis=-1)
-    hr, hz, hn = jnp.split(zh, 3, axis=-1)
-    if late is not None:
-        hn = hn + late
-    r = jax.nn.sigmoid(xr + hr)
-    n = jnp.tanh(xn + r * hn)
-    z = jax.nn.sigmoid(xz + hz)
-    return GruGates(r, z, n, hn)
+    return lstm(i, f, o, g, state[1])
 
 
 def _gru(zx: Array, zh: Array, late: Array | None, state: State) -> State:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.nn import sigmoid
 
 from jrnn.errors import OpError
+from jrnn.gates import interpolated, lstm
 from jrnn.loops import scan
 from jrnn.nets.ops.values import check_rank, check_shape, describe
 from jrnn.nets.registry import op
@@ -49,6 +50,11 @@ def _masked(valid, x, otherwise):
     return x if valid is None else jnp.where(valid, x, otherwise)
 
 
+def _ended(valid, new, old, drop_states):
+    """The new state [1, N, D] of sequences that go on; that of the others is the old one, or zeros."""
+    return _masked(valid, new, 0 if drop_states else old)[None]
+
+
 def _lstm_gates(gates, forget_bias):
     i, f, o, g = _gates(gates, 4)
     return sigmoid(i), sigmoid(f + forget_bias), sigmoid(o), jnp.tanh(g)
@@ -64,14 +70,10 @@ def lstm_unit(
     check_shape(hidden, cell.shape, "hidden")
     rest = [x for x in (lengths_or_timestep, timestep) if x is not None]
     valid = _valid(rest, sequence_lengths, cell.shape[1])
-    i, f, o, g = _lstm_gates(gates, forget_bias)
-    hidden = _rows(hidden)
-    cell = _rows(cell)
-    c = f * cell + i * g
-    h = o * jnp.tanh(c)
-    return _masked(valid, h, 0 if drop_states else hidden)[None], _masked(
-        valid, c, 0 if drop_states else cell
-    )[None]
+    i, f, o, g = _gates(gates, 4)
+    states = _rows(hidden), _rows(cell)
+    new_states = lstm(i, f + forget_bias, o, g, states[1])
+    return tuple(_ended(valid, new, old, drop_states) for new, old in zip(new_states, states))
 
 
 @op("LSTMUnitGradient", outputs=3)
@@ -108,8 +110,7 @@ def gru_unit(
     _, update, output = _gates(gates, 3)
     u = sigmoid(update)
     before = _rows(hidden)
-    new = u * before + (1 - u) * jnp.tanh(output)
-    return _masked(valid, new, 0 if drop_states else before)[None]
+    return _ended(valid, interpolated(u, jnp.tanh(output), before), before, drop_states)
 
 
 @op("GRUUnitGradient", outputs=2)
@@ -146,8 +147,7 @@ def _run(x, hidden, cell, weights, reverse):
     def step(carry, projected_t):
         h, c = carry
         i, f, g, o = jnp.split(projected_t + h @ w_hidden.T, 4, axis=-1)
-        c = sigmoid(f) * c + sigmoid(i) * jnp.tanh(g)
-        h = sigmoid(o) * jnp.tanh(c)
+        h, c = lstm(i, f, o, g, c)
         return (h, c), h
 
     (hidden, cell), ys = scan(step, (hidden, cell), projected, reverse=reverse)

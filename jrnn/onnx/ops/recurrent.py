@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jrnn.errors import ConversionError, near
+from jrnn.gates import interpolated
 from jrnn.loops import scan
 from jrnn.nn.layers import contract
 from jrnn.onnx.graph import op
@@ -93,7 +94,7 @@ def _step(
             n = g(clip(zx[2] + reset * (back(h, slice(last, None)) + rb[None, last:])))
         else:
             n = g(clip(zx[2] + back(reset * h, slice(last, None)) + rb[None, last:]))
-        new = (1 - z) * n + z * h
+        new = interpolated(z, n, h)
         return (new,), new
 
     def lstm(state, x):
