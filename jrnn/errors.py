@@ -61,6 +61,9 @@ class JrnnError(Exception):
         return error
 
 
+ErrorType = type[JrnnError]  # the error that a caller wants raised
+
+
 class FormatError(JrnnError, ValueError):
     """Bytes or text are not of the expected format."""
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn import gates
+from jrnn import unit_formulas as formulas
 from jrnn.bench.sizes import Size
 
 Weights = dict[str, Any]
@@ -87,7 +87,7 @@ def input_gates(count: int) -> Callable[[Size], Weights]:
     return weights
 
 
-def state_gates(count: int) -> Callable[[Size], Weights]:
+def gates(count: int) -> Callable[[Size], Weights]:
     """Returns the shapes of the weights of gates that read the input and the state, by the size."""
 
     def weights(s: Size) -> Weights:
@@ -103,20 +103,20 @@ def _lru_weights(s: Size) -> Weights:
     return input_gates(2)(s) | polar | dict(out=(2 * s.hidden, s.hidden))
 
 
-@register(state_gates(4), two)
+@register(gates(4), two)
 def lstm(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
     """Gates in Caffe2's order: input, forget, output, update."""
     h, c = state
     z = x @ p["wx"] + h @ p["wh"] + p["b"]
     i, f, o, g = jnp.split(z, 4, axis=-1)
-    h, c = gates.lstm(i, f, o, g, c)
+    h, c = formulas.lstm(i, f, o, g, c)
     return (h, c), h
 
 
-@register(state_gates(3))
+@register(gates(3))
 def gru(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
     """The GRU of PyTorch and cuDNN: the reset gate is applied after the contraction."""
-    h = gates.gru_gates(x @ p["wx"] + p["b"], h @ p["wh"]).new_hidden(h)
+    h = formulas.gru_gates(x @ p["wx"] + p["b"], h @ p["wh"]).new_hidden(h)
     return h, h
 
 

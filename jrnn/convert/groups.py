@@ -18,8 +18,8 @@ from jrnn.convert.emitter import FLOAT, Emitter, Value, rule
 from jrnn.convert.match import ANY, find, is_view, maker_of, ordered, pattern
 from jrnn.convert.rules.product_rules import fully_connected
 from jrnn.convert.rules.shape_rules import join
-from jrnn.gates import interpolated, lstm
 from jrnn.jaxprs.flat import Atom, FlatEquation, Graph, Var
+from jrnn.unit_formulas import interpolated, lstm
 
 Shape = tuple[int, ...]
 # The name of a group, its reference function, and the shapes of the function's arguments.

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jrnn.errors import JrnnError, near
+from jrnn.errors import ErrorType, near
 
 # By path and time of modification, so that a class that two names refer to is loaded once.
 _FILES: dict[tuple[Path, int], ModuleType] = {}
@@ -20,7 +20,7 @@ _OWN: set[str] = set()  # the files of all modules that were loaded by name
 _HERE = str(Path(__file__).parents[1])  # the package
 
 
-def load_named(target: str, error: type[JrnnError], what: str = "NAME") -> Any:
+def load_named(target: str, error: ErrorType, what: str = "NAME") -> Any:
     """The object that `target`, MODULE:NAME, names. Runs the module's code.
 
     Args:
@@ -44,7 +44,7 @@ def load_named(target: str, error: type[JrnnError], what: str = "NAME") -> Any:
     return getattr(module, name)
 
 
-def _of_file(path: Path, error: type[JrnnError]) -> ModuleType:
+def _of_file(path: Path, error: ErrorType) -> ModuleType:
     if not path.is_file():
         raise error(f"{path}: no such file")
     key = path.resolve(), path.stat().st_mtime_ns
@@ -92,7 +92,7 @@ def is_own(e: BaseException) -> bool:
     return own >= 0 and not any(file.startswith(_HERE) for file in files[own:])
 
 
-def _imported(name: str, target: str, error: type[JrnnError]) -> ModuleType:
+def _imported(name: str, target: str, error: ErrorType) -> ModuleType:
     if "" not in sys.path:
         _search(Path.cwd())  # as `python -m` does; an installed command does not search this folder
     try:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from jrnn.errors import JrnnError, near
+from jrnn.errors import ErrorType, near
 from jrnn.files.reading import LARGEST, PathName, read_text
 
 T = TypeVar("T")
@@ -34,9 +34,7 @@ class AtLeast:
     most: float | None = None
 
 
-def parse_json(
-    text: str | bytes, where: str, error: type[JrnnError], *, finite: bool = True
-) -> Any:
+def parse_json(text: str | bytes, where: str, error: ErrorType, *, finite: bool = True) -> Any:
     """Returns the value of a JSON text.
 
     Args:
@@ -103,7 +101,7 @@ def _finite(text: str) -> float:
 
 def read_json(
     path: PathName,
-    error: type[JrnnError],
+    error: ErrorType,
     *,
     finite: bool = True,
     most: int = LARGEST,
@@ -115,7 +113,7 @@ def read_json(
     return value
 
 
-def record(cls: type[T], given: Any, where: str, error: type[JrnnError]) -> T:
+def record(cls: type[T], given: Any, where: str, error: ErrorType) -> T:
     """Returns a dataclass made from an object, each field `checked`; keys that are no fields are left out.
 
     >>> @dataclass
@@ -138,7 +136,7 @@ def record(cls: type[T], given: Any, where: str, error: type[JrnnError]) -> T:
     return cls(**values)
 
 
-def checked(kind: Any, value: Any, where: str, error: type[JrnnError]) -> Any:
+def checked(kind: Any, value: Any, where: str, error: ErrorType) -> Any:
     """Returns a value of JSON or TOML as what an annotation says, or raises `error`.
 
     Args:
@@ -214,7 +212,7 @@ def _fits(kind: Any, value: Any) -> bool:
     return kind is Any or given is wanted or (kind is float and given is int)
 
 
-def _within(kind: type, value: Any, bounds: AtLeast, where: str, error: type[JrnnError]) -> Any:
+def _within(kind: type, value: Any, bounds: AtLeast, where: str, error: ErrorType) -> Any:
     most = math.nan if bounds.most is None else bounds.most
     greatest = 2**32 - 1 if bounds.most is None else min(bounds.most, 2**63)
     if type(value) is int and not -(2**31) <= value <= greatest:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from os import PathLike
 from typing import Any, BinaryIO
 
-from jrnn.errors import DataError, JrnnError, needs_extra
+from jrnn.errors import DataError, ErrorType, needs_extra
 
 PathName = str | PathLike[str]
 
@@ -19,7 +19,7 @@ _BLOCK = 1 << 24  # bytes of one call of the system, between which Ctrl-C is see
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
-def open_file(path: PathName, error: type[JrnnError], most: int | None = LARGEST) -> BinaryIO:
+def open_file(path: PathName, error: ErrorType, most: int | None = LARGEST) -> BinaryIO:
     """Opens a regular file of at most `most` bytes to read it; None: of any size. Opening never waits.
 
     Raises:
@@ -55,13 +55,13 @@ def kind_of(path: PathName) -> str:
     return "a file" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "a device")
 
 
-def read_file(path: PathName, error: type[JrnnError], most: int | None = LARGEST) -> bytes:
+def read_file(path: PathName, error: ErrorType, most: int | None = LARGEST) -> bytes:
     """Returns the bytes of a file; raises `error` as `open_file` does, and for a file that grows while it is read."""
     with open_file(path, error, most) as opened:
         return read_rest(opened, path, error, most)
 
 
-def digest_of(path: PathName, error: type[JrnnError]) -> str:
+def digest_of(path: PathName, error: ErrorType) -> str:
     """Returns the SHA-256 of a file of any size, in hexadecimal digits; raises `error` as `open_file` does."""
     digest = hashlib.sha256()
     with open_file(path, error, None) as opened:
@@ -70,7 +70,7 @@ def digest_of(path: PathName, error: type[JrnnError]) -> str:
     return digest.hexdigest()
 
 
-def blocks(opened: BinaryIO, path: PathName, error: type[JrnnError]) -> Iterator[bytes]:
+def blocks(opened: BinaryIO, path: PathName, error: ErrorType) -> Iterator[bytes]:
     """Yields what follows in an open file."""
     try:
         while block := opened.read(_BLOCK):
@@ -79,7 +79,7 @@ def blocks(opened: BinaryIO, path: PathName, error: type[JrnnError]) -> Iterator
         raise error(f"{path}: cannot be read: {e.strerror}") from None
 
 
-def read_rest(opened: BinaryIO, path: PathName, error: type[JrnnError], most: int | None) -> bytes:
+def read_rest(opened: BinaryIO, path: PathName, error: ErrorType, most: int | None) -> bytes:
     """Returns what follows in an open file, at most so many bytes."""
     read = []
     for block in blocks(opened, path, error):
@@ -91,7 +91,7 @@ def read_rest(opened: BinaryIO, path: PathName, error: type[JrnnError], most: in
 
 def read_text(
     path: PathName,
-    error: type[JrnnError],
+    error: ErrorType,
     most: int | None = LARGEST,
     missing: str = "",
 ) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from jrnn.errors import JrnnError
+from jrnn.errors import ErrorType, JrnnError
 from jrnn.files.checked import parse_json
 from jrnn.files.reading import PathName, free, open_file
 from jrnn.files.writing import new_file
@@ -29,7 +29,7 @@ BLOCK = 1 << 24  # bytes of a tensor that are read at once
 
 
 @contextlib.contextmanager
-def open_tensors(path: PathName, error: type[JrnnError]) -> Iterator[Any]:
+def open_tensors(path: PathName, error: ErrorType) -> Iterator[Any]:
     """Gives an open safetensors file, as `safetensors.safe_open` does, whose tensors numpy reads.
 
     Raises:
@@ -53,7 +53,7 @@ def open_tensors(path: PathName, error: type[JrnnError]) -> Iterator[Any]:
 def write_tensors(
     path: PathName,
     arrays: Mapping[str, Any],
-    error: type[JrnnError],
+    error: ErrorType,
     metadata: dict[str, str] | None = None,
 ) -> None:
     """Writes arrays to a safetensors file in one step; raises `error` if it cannot be written."""
@@ -82,7 +82,7 @@ def read_aligned(
     return array
 
 
-def load_npy(path: str | Path, error: type[JrnnError]) -> np.ndarray:
+def load_npy(path: str | Path, error: ErrorType) -> np.ndarray:
     """Returns the array of a .npy file; raises `error` for a file that is missing, damaged, or holds Python objects."""
     try:
         with open_file(path, error, None) as opened:
@@ -93,7 +93,7 @@ def load_npy(path: str | Path, error: type[JrnnError]) -> np.ndarray:
         raise error(f"{path}: is not a .npy file of numbers: {_reason(e)}") from None
 
 
-def load_npz(path: str | Path, error: type[JrnnError]) -> dict[str, np.ndarray]:
+def load_npz(path: str | Path, error: ErrorType) -> dict[str, np.ndarray]:
     """Returns the arrays of a .npz file by name; raises `error` as `load_npy` does."""
     try:
         with open_file(path, error, None) as opened_file, zipfile.ZipFile(opened_file) as archive:

@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jrnn.errors import JrnnError
+from jrnn.errors import ErrorType, JrnnError
 from jrnn.files.reading import free, open_file
 
 # Names of types in safetensors.
@@ -19,13 +19,13 @@ NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16
 _MAGIC = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle before torch 1.6
 
 
-def is_of_torch(path: Path, error: type[JrnnError]) -> bool:
+def is_of_torch(path: Path, error: ErrorType) -> bool:
     """Whether a file begins as one of `torch.save`; raises `error` if it cannot be read."""
     with open_file(path, error, free()) as opened:
         return opened.read(4).startswith(_MAGIC)
 
 
-def read_torch(path: Path, error: type[JrnnError]) -> dict[str, Any]:
+def read_torch(path: Path, error: ErrorType) -> dict[str, Any]:
     """The contents of a file by name: tensors of torch, or anything else that torch has saved.
 
     Raises:
@@ -106,7 +106,7 @@ class _TorchTensors:
 
 
 @contextlib.contextmanager
-def open_torch_tensors(path: Path, error: type[JrnnError]) -> Iterator[Any]:
+def open_torch_tensors(path: Path, error: ErrorType) -> Iterator[Any]:
     """Gives the tensors of a file of `torch.save` as `open_tensors` does; raises `error` as `read_torch`."""
     if not is_of_torch(path, error):
         raise error(f"{path}: is no file of torch.save")

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from jrnn.errors import JrnnError, UsageError, needs_extra
+from jrnn.errors import ErrorType, JrnnError, UsageError, needs_extra
 from jrnn.files.reading import PathName, kind_of
 
 # AT_FDCWD and RENAME_EXCHANGE of Linux
@@ -30,7 +30,7 @@ _EXCHANGE = 2
 _HALF = re.compile(r"\.[0-9a-f]{32}\.part")
 
 
-def write_whole(target: Path, data: bytes, error: type[JrnnError], parents: bool = False) -> None:
+def write_whole(target: Path, data: bytes, error: ErrorType, parents: bool = False) -> None:
     """Writes a file in one step, with `parents` also its folders; a device, or a pipe with a reader, is written to.
 
     Raises:
@@ -48,7 +48,7 @@ def write_whole(target: Path, data: bytes, error: type[JrnnError], parents: bool
         f.write(data)
 
 
-def append_to(target: Path, error: type[JrnnError]) -> TextIO:
+def append_to(target: Path, error: ErrorType) -> TextIO:
     """Opens a file to write lines at its end, which is closed by the caller.
 
     Raises:
@@ -68,7 +68,7 @@ def _at_once(name: str, flags: int) -> int:
 
 
 @contextlib.contextmanager
-def new_file(target: PathName, error: type[JrnnError]) -> Iterator[Path]:
+def new_file(target: PathName, error: ErrorType) -> Iterator[Path]:
     """Gives the path of an empty file to write, which takes the place of `target` when the block ends without an error.
 
     A link stays, and the file that it names is replaced.
@@ -85,7 +85,7 @@ def new_file(target: PathName, error: type[JrnnError]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_folder(
-    target: PathName, error: type[JrnnError], replaces: tuple[str, ...] = ()
+    target: PathName, error: ErrorType, replaces: tuple[str, ...] = ()
 ) -> Iterator[Path]:
     """Gives the path of a new folder to write into, which takes the place of `target` when the block ends without an error.
 
@@ -165,7 +165,7 @@ def _remove(half: Path) -> None:
 
 
 @contextlib.contextmanager
-def reporting(target: PathName, error: type[JrnnError]) -> Iterator[None]:
+def reporting(target: PathName, error: ErrorType) -> Iterator[None]:
     """Raises `error` in the place of an error of the system."""
     try:
         yield

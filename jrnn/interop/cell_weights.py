@@ -19,6 +19,7 @@ from jrnn.errors import ConversionError
 from jrnn.nn.conventions import convention, reorder
 
 Params = dict[str, np.ndarray]
+Weights = Mapping[str, Any]  # by name
 
 
 def other_gru(system: str, given: str, wanted: str) -> ConversionError:
@@ -76,7 +77,7 @@ def from_system(system: str, kind: str, cell: CellArrays, suffix: str = "_l0") -
     return params
 
 
-def to_system(system: str, kind: str, params: Mapping[str, Any], suffix: str = "_l0") -> CellArrays:
+def to_system(system: str, kind: str, params: Weights, suffix: str = "_l0") -> CellArrays:
     """Converts PyTorch's parameters to a cell of another system.
 
     Raises:
@@ -125,7 +126,7 @@ def to_system(system: str, kind: str, params: Mapping[str, Any], suffix: str = "
     return cell._replace(bias_ih=cell.bias_ih + cell.bias_hh, bias_hh=None)
 
 
-def suffixes(params: Mapping[str, Any]) -> list[str]:
+def suffixes(params: Weights) -> list[str]:
     """Returns the suffix of every direction of every layer: `_l0`, `_l0_reverse`, `_l1`, ..."""
     endings = []
     for name in params:
@@ -141,7 +142,7 @@ def suffixes(params: Mapping[str, Any]) -> list[str]:
     )
 
 
-def suffixes_of_layer(system: str, kind: str, params: Mapping[str, Any], layer: int) -> list[str]:
+def suffixes_of_layer(system: str, kind: str, params: Weights, layer: int) -> list[str]:
     """Returns the suffix of each direction of one layer; raises ConversionError if there is no such layer."""
     of_layer = []
     for suffix in suffixes(params):
@@ -154,7 +155,7 @@ def suffixes_of_layer(system: str, kind: str, params: Mapping[str, Any], layer: 
     return of_layer
 
 
-def one_direction(system: str, kind: str, params: Mapping[str, Any]) -> list[str]:
+def one_direction(system: str, kind: str, params: Weights) -> list[str]:
     """Returns the suffix of every layer; raises ConversionError for a reverse direction, which the system lacks."""
     endings = suffixes(params)
     if any(suffix.endswith("_reverse") for suffix in endings):

@@ -12,7 +12,7 @@ bias.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from jrnn.errors import ConversionError
 from jrnn.interop.cell_weights import (
     CellArrays,
     Params,
+    Weights,
     from_system,
     one_direction,
     other_gru,
@@ -69,7 +70,7 @@ def from_keras(
     return params
 
 
-def to_keras(kind: str, params: Mapping[str, Any], *, layer: int = 0) -> list[np.ndarray]:
+def to_keras(kind: str, params: Weights, *, layer: int = 0) -> list[np.ndarray]:
     """Returns the list for `layer.set_weights(...)` of one layer of a stack, or the lists of both directions."""
     weights: list[np.ndarray] = []
     for suffix in suffixes_of_layer("keras", kind, params, layer):
@@ -128,7 +129,7 @@ def from_onnx_arrays(
 
 
 def to_onnx_arrays(
-    kind: str, params: Mapping[str, Any], *, layer: int = 0
+    kind: str, params: Weights, *, layer: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Returns W, R and B of one layer of a stack. A GRU's operator must have `linear_before_reset=1`."""
     cells = []
@@ -158,7 +159,7 @@ def from_arraymancer(weights: StackWeights) -> Params:
     return params
 
 
-def to_arraymancer(params: Mapping[str, Any]) -> StackWeights:
+def to_arraymancer(params: Weights) -> StackWeights:
     """Converts PyTorch's parameters to a stacked GRU's weights; missing biases become zeros.
 
     Raises:

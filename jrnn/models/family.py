@@ -22,6 +22,7 @@ from jrnn.nn.span import Span, layer_norm, rms_norm
 
 Shapes = dict[str, tuple[int, ...]]
 State = dict[str, Array]
+Outputs = tuple[Array, State]  # what is computed, and the next state
 EMPTY = -1  # the position of an empty slot of a memory
 NOTHING = -1e30  # the greatest exponent of a mean over nothing
 # what is in the arrays of a state before the first token, if not zeros
@@ -105,7 +106,7 @@ class Block(abc.ABC):
         return {}
 
     @abc.abstractmethod
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
         """[T, N, D] -> [T, N, D] and the next state."""
 
 
@@ -156,7 +157,7 @@ class Norm(Block):
             y + w["bias"].astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,)) if self.bias else y
         )
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
         return self(w, x), {}
 
 
@@ -299,7 +300,7 @@ class Decoder:
                     state[f"{k}.{name}"] = jnp.full((batch, *shape), FIRST.get(name, 0), kind)
         return state
 
-    def run(self, w: Scoped, x: Array, state: State, span: Span) -> tuple[Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, span: Span) -> Outputs:
         """Embedded tokens [T, N, D] -> hidden values [T, N, D] after the last norm, and the next state."""
         x = self.embed(x)
         after = dict(state)
@@ -320,9 +321,7 @@ class Decoder:
         return self.norm(w.at(self.names.norm), x), after
 
 
-def _run(
-    branch: Branch, norm: Norm, w: Scoped, x: Array, state: State, at: At
-) -> tuple[Array, State]:
+def _run(branch: Branch, norm: Norm, w: Scoped, x: Array, state: State, at: At) -> Outputs:
     y = x if branch.before is None else norm(w.at(branch.before), x)
     kept = y if branch.of_normed else x
     y, state = branch.part.run(w.at(branch.name), y, state, at)

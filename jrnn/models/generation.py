@@ -18,6 +18,7 @@ from jax import Array
 from jrnn.errors import LayerError
 from jrnn.jaxprs.jax_internals import is_traced
 from jrnn.jaxprs.mesh_axes import like
+from jrnn.models.family import Outputs
 from jrnn.models.sampling import Sampler, sample
 from jrnn.nn.checks import check_flags, check_integer, check_lengths, concrete
 
@@ -132,11 +133,9 @@ class TokenModel(Protocol):
 
     def __call__(
         self, tokens: Any, state: State | None = None, *, lengths: Any = None
-    ) -> tuple[Array, State]: ...
+    ) -> Outputs: ...
 
-    def step(
-        self, token: Any, state: State | None = None, *, mask: Any = None
-    ) -> tuple[Array, State]: ...
+    def step(self, token: Any, state: State | None = None, *, mask: Any = None) -> Outputs: ...
 
     def with_room(self, state: State | None, batch: int, steps: int) -> State:
         """The state, checked, with room for so many further tokens; the initial one with its history for None."""
@@ -277,7 +276,7 @@ def _check_history(
         )
 
 
-def generate(model: TokenModel, tokens: Any, length: int, **options: Any) -> tuple[Array, State]:
+def generate(model: TokenModel, tokens: Any, length: int, **options: Any) -> Outputs:
     """The tokens [N, length] after prompts [N, T], and the state; see `LanguageModel.generate`."""
     prompt = Prompt.checked(model, "generate", tokens, length, **options)
     start = _begin(model, prompt)
@@ -383,7 +382,7 @@ _draw_in_place = jax.jit(_drawn, donate_argnames="written")
 @partial(jax.jit, static_argnames="capacity")
 def _write(
     model: TokenModel, start: Prefix, key: Array, choice: Sampler, length: Any, *, capacity: int
-) -> tuple[Array, State]:
+) -> Outputs:
     """Draws tokens until all sequences have ended; then each repeats its last one. Returns [N, capacity] and the state."""
 
     def goes_on(carry: tuple[Array, Prefix, Array]) -> Array:

@@ -19,7 +19,7 @@ from jax import Array
 from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import alike
 from jrnn.models import generation
-from jrnn.models.family import Decoder, Family, Scoped, State, decoder_of
+from jrnn.models.family import Decoder, Family, Outputs, Scoped, State, decoder_of
 from jrnn.models.files import FILES, write
 from jrnn.models.generation import apart, check_tokens, remembered
 from jrnn.nn.checks import check_lengths, check_masks, concrete
@@ -97,7 +97,7 @@ class LanguageModel:
         lengths: Any = None,
         resets: Any = None,
         mask: Any = None,
-    ) -> tuple[Array, State]:
+    ) -> Outputs:
         """Tokens [N, T] -> the logits [N, T, V] of the tokens that follow each, and the state after the last.
 
         Args:
@@ -117,7 +117,7 @@ class LanguageModel:
 
     def step(
         self, token: Any, state: State | None = None, *, resets: Any = None, mask: Any = None
-    ) -> tuple[Array, State]:
+    ) -> Outputs:
         """One token for each sequence, [N] -> the logits [N, V] of the next one, and the state.
 
         `resets` and `mask`, booleans [N], are those of this token, as in a call.
@@ -140,7 +140,7 @@ class LanguageModel:
         resets: Any,
         mask: Any,
         in_a_step: bool,
-    ) -> tuple[Array, State]:
+    ) -> Outputs:
         masks = check_masks(self.name, resets, mask, tokens.shape)
         return _call(self, tokens, self.with_room(state, *tokens.shape), lengths, *masks, in_a_step)
 
@@ -156,7 +156,7 @@ class LanguageModel:
         past = generation.history(batch, self.vocabulary, dtype) if history else {}
         return self.decoder.fresh(batch, dtype, room) | past
 
-    def generate(self, tokens: Any, length: int, **options: Any) -> tuple[Array, State]:
+    def generate(self, tokens: Any, length: int, **options: Any) -> Outputs:
         """Writes `length` tokens after a prompt, in one compiled program for the prompt and one for the tokens.
 
         Programs are for N and for sizes of prompts and lengths, to which these are filled up. Options are data: other
@@ -262,7 +262,7 @@ def _call(
     resets: Any,
     mask: Any,
     in_a_step: bool,
-) -> tuple[Array, State]:
+) -> Outputs:
     model, tokens, state, lengths, resets, mask = alike(
         (model, tokens.T, state, lengths, resets, mask)
     )

@@ -29,7 +29,7 @@ from typing import Any
 from jrnn.errors import JrnnError, NetError, describe_op, near
 from jrnn.nets import registry
 from jrnn.nets.graph.ssa import get_external_blob_names
-from jrnn.nets.ir import Net, Op, inputs_of
+from jrnn.nets.ir import Names, Net, Op, inputs_of
 
 BOOL = 5  # TensorProto.BOOL
 
@@ -135,7 +135,7 @@ class NetBuilder:
             )
         return full
 
-    def add(self, op: Op) -> tuple[str, ...]:
+    def add(self, op: Op) -> Names:
         """Appends an operator as it is. Returns its outputs.
 
         Raises:
@@ -341,7 +341,7 @@ class NetBuilder:
         return tuple(self._ops)
 
     @property
-    def external_inputs(self) -> tuple[str, ...]:
+    def external_inputs(self) -> Names:
         """Declared inputs, and parameters and outer blobs that operators read, in the order of first appearance."""
         return tuple(self._inputs)
 

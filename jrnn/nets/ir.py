@@ -17,6 +17,11 @@ import numpy as np
 from jrnn.errors import NetError
 from jrnn.files import plain
 
+Blobs = Mapping[str, Any]  # values by the names of their blobs
+Names = tuple[str, ...]
+Shape = tuple[int, ...]
+Ints = tuple[int, ...]
+
 
 class Numbers(Sequence[Any]):
     """An immutable list of int64 or float32 numbers, stored as a numpy array because it may hold a model's weights.
@@ -85,7 +90,7 @@ class DeviceOption:
     random_seed: int | None = None
     node_name: str | None = None
     numa_node_id: int | None = None
-    extra_info: tuple[str, ...] = ()
+    extra_info: Names = ()
     extra: bytes = field(default=b"", repr=False)
 
 
@@ -117,7 +122,7 @@ class Arg:
         kind, encoded = _encode(name, value)
         return cls(name, encoded, kind)
 
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> Names:
         """The strings that it holds, as names of blobs. Like Caffe2, returns none if the value has another type.
 
         Raises:
@@ -184,13 +189,13 @@ class Op:
     """One operator: reads blobs `inputs`, writes blobs `outputs`."""
 
     type: str
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
+    inputs: Names = ()
+    outputs: Names = ()
     args: tuple[Arg, ...] = ()
     name: str = ""
     engine: str = ""
     device_option: DeviceOption | None = None
-    control_inputs: tuple[str, ...] = ()
+    control_inputs: Names = ()
     is_gradient: bool = False
     extra: bytes = field(default=b"", repr=False)
 
@@ -211,12 +216,12 @@ class Op:
         arg = _find(self.args, name)
         return default if arg is None else arg.value
 
-    def names(self, name: str) -> tuple[str, ...]:
+    def names(self, name: str) -> Names:
         """The names of blobs in an argument, or none if it is absent; see `Arg.names`."""
         arg = _find(self.args, name)
         return () if arg is None else arg.names()
 
-    def integers(self, name: str) -> tuple[int, ...]:
+    def integers(self, name: str) -> Ints:
         """The integers in an argument. Like Caffe2, returns none if it is absent or not a list of integers."""
         arg = _find(self.args, name)
         if arg is None or arg.kind != "ints" or not isinstance(arg.value, (Numbers, tuple)):
@@ -267,8 +272,8 @@ class Net:
 
     name: str = ""
     ops: tuple[Op, ...] = ()
-    external_inputs: tuple[str, ...] = ()
-    external_outputs: tuple[str, ...] = ()
+    external_inputs: Names = ()
+    external_outputs: Names = ()
     type: str = ""
     args: tuple[Arg, ...] = ()
     device_option: DeviceOption | None = None
@@ -326,7 +331,7 @@ class ExecutionStep:
 
     name: str = ""
     substeps: tuple[ExecutionStep, ...] = ()
-    networks: tuple[str, ...] = ()
+    networks: Names = ()
     num_iter: int | None = None
     criteria_network: str | None = None
     concurrent_substeps: bool | None = None

@@ -4,7 +4,7 @@ Both call `schedule` (`schedule.py`), which looks up the operators in the regist
 calls them in order on a dict of blobs. Operators that run nets themselves (RecurrentNetwork, If, While) get the `Context`
 and do the same.
 
-Blobs of integers, booleans or strings that are numpy arrays are static: an operator that reads only static blobs is
+Values of integers, booleans or strings that are numpy arrays are static: an operator that reads only static blobs is
 evaluated immediately, and its result is static too. So `Shape -> Slice -> Concat -> Reshape` works inside jit.
 """
 
@@ -27,11 +27,11 @@ from jrnn.loops.while_loops.trips import CHECKPOINTED, Trips
 from jrnn.nets import registry
 from jrnn.nets.blobs import as_blob, as_numpy, as_static, is_static, widened
 from jrnn.nets.graph.scope import Workspace, workspace_of
-from jrnn.nets.ir import Net, Op, written_by
+from jrnn.nets.ir import Blobs, Net, Op, written_by
 from jrnn.nets.memory import LARGEST_FILL, check_call, check_results, size_of
 from jrnn.nets.schedule import Schedule, ScheduledOp, schedule
 
-Blobs = dict[str, Any]
+Values = dict[str, Any]
 # Inputs of up to 64 integers are compared by value, to find out whether a call is known to fit into the memory.
 _MAX_COMPARED_ELEMENTS = 64
 # The name that `checkpoint_name` gives to the blobs in Context.recompute.
@@ -86,7 +86,7 @@ class Context:
     options: LoweringOptions = field(default_factory=LoweringOptions)
     key: Any = None
     eager: bool = False
-    outer: Mapping[str, Any] = field(default_factory=dict)
+    outer: Blobs = field(default_factory=dict)
     timestep: Any = None
     unread: frozenset[str] = frozenset()
     in_branch: bool = False
@@ -127,7 +127,7 @@ class Context:
         return jax.random.fold_in(key, self.timestep)
 
 
-def _check_given(scheduled: Schedule, env: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
+def _check_given(scheduled: Schedule, env: Blobs, outer: Blobs) -> None:
     """Raises NetError for a blob that a schedule reads but nobody gives; says whether it is written too late."""
     for name in scheduled.required:
         if name not in env and name not in outer:
@@ -151,10 +151,10 @@ def _missing_blob(scheduled: Schedule, name: str, env: Iterable[str]) -> str:
     return f"{reader.where}: reads blob {name!r}, which no operator writes and which was not given{near(name, known)}"
 
 
-def execute(scheduled: Schedule, blobs: Mapping[str, Any], context: Context) -> Blobs:
+def execute(scheduled: Schedule, blobs: Blobs, context: Context) -> Values:
     """Runs a schedule on the given blobs. Returns all blobs, given and written."""
     _check_given(scheduled, blobs, context.outer)
-    env: Blobs = dict(blobs)
+    env: Values = dict(blobs)
     used_bytes = context.used_bytes
     for step in scheduled.steps:
         inputs = [env[n] if n in env else context.outer[n] for n in step.op.inputs]
@@ -202,7 +202,7 @@ def _check_not_freed(step: ScheduledOp, inputs: Iterable[Any]) -> None:
 
 
 def _call(
-    step: ScheduledOp, inputs: list[Any], env: Blobs, context: Context, used_bytes: int
+    step: ScheduledOp, inputs: list[Any], env: Values, context: Context, used_bytes: int
 ) -> tuple[Any, ...]:
     """Runs one operator, and returns its outputs; static inputs give static outputs."""
     definition = step.definition
@@ -292,7 +292,7 @@ def _call_key(type: str, inputs: list[Any], kwargs: Mapping[str, Any]) -> Any:
 
 def run_net(
     net: Net,
-    blobs: Mapping[str, Any],
+    blobs: Blobs,
     *,
     key: Any = None,
     max_iterations: int | None = None,
@@ -300,7 +300,7 @@ def run_net(
     files: str | Path | None = None,
     fed: Iterable[str] | None = None,
     max_bytes: int | None = None,
-) -> Blobs:
+) -> Values:
     """Runs a net operator by operator, like a Caffe2 workspace. Keeps 64-bit integers and floats.
 
     Args:
@@ -356,7 +356,7 @@ def to_jax(
     trips: Trips = CHECKPOINTED,
     wide: bool = False,
     max_bytes: int | None = None,
-) -> Callable[..., Blobs]:
+) -> Callable[..., Values]:
     """Converts a net to a pure function, `fn(blobs, *, key=None) -> dict`, to jit, differentiate, vmap or shard.
 
     Args:
@@ -386,7 +386,7 @@ def to_jax(
     wanted = tuple(outputs)
     scheduled = schedule(net, wanted)
 
-    def fn(blobs: Mapping[str, Any], *, key: Any = None) -> Blobs:
+    def fn(blobs: Blobs, *, key: Any = None) -> Values:
         inputs = {name: as_blob(name, value) for name, value in blobs.items()}
         most = available() if max_bytes is None else max_bytes
         options = LoweringOptions(trips, wide=wide, max_bytes=most)
@@ -428,7 +428,7 @@ def unwritten_output(net: Net, name: str) -> str:
 
 
 def infer_shapes(
-    net: Net, blobs: Mapping[str, Any], *, key: Any = None, wide: bool = False
+    net: Net, blobs: Blobs, *, key: Any = None, wide: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Derives the shape and dtype of every blob of a net by tracing. Nothing is computed.
 
@@ -453,7 +453,7 @@ def infer_shapes(
         is_text = isinstance(value, np.ndarray) and value.dtype.kind in "OSU"
         return hasattr(value, "dtype") and not is_text
 
-    def run(inputs: Blobs) -> Blobs:
+    def run(inputs: Values) -> Values:
         env = execute(scheduled, {**concrete, **inputs}, Context(LoweringOptions(wide=wide), key))
         return {name: value for name, value in env.items() if has_shape(value)}
 

@@ -23,7 +23,7 @@ from jrnn.nets.gradient_maker import GradientSlice
 from jrnn.nets.graph.rename import rename_in_op
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.graph.ssa import writers
-from jrnn.nets.ir import Net, Op, written_by
+from jrnn.nets.ir import Names, Net, Op, written_by
 from jrnn.nets.lowering import run_net
 from jrnn.nets.ops.recurrent_network import StepWorkspaces
 
@@ -196,7 +196,7 @@ def unrolled_net(
         links=links,
         prefix=step_net.name,
     )
-    slices: dict[str, tuple[str, ...]] = {}
+    slices: dict[str, Names] = {}
     for inner, sequence in inputs:
         parts = [f"{sequence}_timestep_{t}" for t in range(steps)]
         slices[inner] = b.add(Op.of("Split", [sequence], parts, axis=0))
@@ -342,7 +342,7 @@ class _Wires:
         """Blobs of the step net that the operator fills: the step's inputs and the previous states."""
         return {*dict(self.inputs), *(state.previous for state in self.states)}
 
-    def references(self, timestep: str | None) -> tuple[str, ...]:
+    def references(self, timestep: str | None) -> Names:
         """External inputs of the step net that are blobs of the outer net."""
         own = {*self.own_names, timestep}
         references = [name for name in self.step_net.external_inputs if name not in own]

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jrnn.errors import OpError, UnknownOperatorError, near
-from jrnn.nets.ir import Arg, Message, Net, Numbers, Op
+from jrnn.nets.ir import Arg, Message, Names, Net, Numbers, Op
 
 RESERVED = ("key", "op", "context", "wide")
 
@@ -84,7 +84,7 @@ class OpDef:
 
     type: str
     forward: Callable[..., Any] = field(repr=False)
-    inputs: tuple[str, ...]
+    inputs: Names
     min_inputs: int
     max_inputs: int | None
     outputs: tuple[int, int | None]
@@ -130,7 +130,7 @@ class OpDef:
 
 
 def _check_number(
-    what: str, blobs: tuple[str, ...], bounds: tuple[int, int | None], parameters: str = ""
+    what: str, blobs: Names, bounds: tuple[int, int | None], parameters: str = ""
 ) -> None:
     """Raises OpError if there are too few or too many inputs or outputs."""
     least, most = bounds

@@ -26,8 +26,9 @@ from typing import Any
 
 from jax import Array
 
+from jrnn.nn.params import Params
 from jrnn.nn.settings import Settings, read, spelled_out, warn_of_dropout
-from jrnn.nn.stack import Params, run_stack, step_cell, step_stack
+from jrnn.nn.stack import run_stack, step_cell, step_stack
 from jrnn.nn.units import GRU, LSTM, State, Unit, rnn_unit
 
 

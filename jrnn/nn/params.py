@@ -27,6 +27,8 @@ from jrnn.errors import LayerError, near
 from jrnn.nn.checks import check_bools, check_integer
 from jrnn.nn.units import GRU, LSTM, RNN_TANH, Unit
 
+Params = Mapping[str, Any]  # arrays by PyTorch's names
+
 
 class Weights(NamedTuple):
     """The parameters of one direction of one layer; None for those that it does not have."""
@@ -135,7 +137,7 @@ class Layout:
         """
         return init(self.shapes(), self.hidden_size, key, dtype)
 
-    def split(self, params: Mapping[str, Any]) -> list[Weights]:
+    def split(self, params: Params) -> list[Weights]:
         """The parameters of each direction of each layer, in the order of `suffixes`."""
         fields = list(self.cell_shapes(1))
         weights = []
@@ -162,7 +164,7 @@ def init(
     }
 
 
-def layout_of(unit: Unit, params: Mapping[str, Any]) -> Layout:
+def layout_of(unit: Unit, params: Params) -> Layout:
     """The layout of a stack, from the names and shapes of its parameters.
 
     Raises:
@@ -189,14 +191,14 @@ def layout_of(unit: Unit, params: Mapping[str, Any]) -> Layout:
     return layout
 
 
-def cell_layout_of(unit: Unit, params: Mapping[str, Any]) -> Layout:
+def cell_layout_of(unit: Unit, params: Params) -> Layout:
     """As `layout_of`, for the parameters of a cell (`weight_ih`, `weight_hh`, ...)."""
     layout = _layout(unit, params, "")
     check_params(unit.name, params, layout.cell_shapes(layout.input_size))
     return layout
 
 
-def _layout(unit: Unit, params: Mapping[str, Any], suffix: str, **more: Any) -> Layout:
+def _layout(unit: Unit, params: Params, suffix: str, **more: Any) -> Layout:
     """The layout whose first layer has the parameters with this suffix."""
     name = f"weight_ih{suffix}"
     if name not in params:
@@ -216,9 +218,7 @@ def _layout(unit: Unit, params: Mapping[str, Any], suffix: str, **more: Any) -> 
     return Layout(unit, shape[1], hidden, bias=bias, layer_norm=layer_norm, **more)
 
 
-def check_params(
-    where: str, params: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
-) -> None:
+def check_params(where: str, params: Params, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raises a LayerError unless `params` have exactly the names and shapes in `shapes`."""
     for name, shape in shapes.items():
         if name not in params:
@@ -238,7 +238,7 @@ def check_params(
             raise LayerError(f"{where}: the parameter {name!r} has no place here{hint}")
 
 
-def _owner(params: Mapping[str, Any]) -> str:
+def _owner(params: Params) -> str:
     """Returns the layer that has exactly these parameters as the end of a message, or ""."""
     shapes = {name: jnp.shape(value) for name, value in params.items()}
     rows, width = (*shapes.get("weight_ih_l0", ()), 0, 0)[:2]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,12 +28,14 @@ from jrnn.loops import Recompute, compiled_once, hashable
 from jrnn.nn.checks import check_floating, check_integer
 from jrnn.nn.layers import accumulator
 from jrnn.nn.modules import Parameters
+from jrnn.nn.params import Params
 from jrnn.nn.sequences import Compaction, Sequences, Steps, compute_type, in_rows, where_live
 from jrnn.nn.settings import spelled_out
 from jrnn.nn.span import Span
 
 Outputs = tuple[Array, Any]  # y [T, N, P], and the state after the last step
 Parameter = tuple[Initializer, tuple[int, ...]]
+ParameterTable = dict[str, Parameter]
 
 
 class RecurrentLayer(Parameters):
@@ -77,7 +79,7 @@ class RecurrentLayer(Parameters):
     def _name(self) -> str:
         return type(self).__name__
 
-    def _parameters(self) -> dict[str, Parameter]:
+    def _parameters(self) -> ParameterTable:
         """The initializer and shape of each parameter."""
         return {}
 
@@ -129,9 +131,7 @@ class RecurrentLayer(Parameters):
         """
         return self.apply(self.params(), x, state, lengths=lengths, resets=resets, mask=mask, dt=dt)
 
-    def apply(
-        self, params: Mapping[str, Any], x: Any, state: Any = None, **options: Any
-    ) -> Outputs:
+    def apply(self, params: Params, x: Any, state: Any = None, **options: Any) -> Outputs:
         """As a call, but a pure function of `params`, a dict as `params()` returns it."""
         given = Sequences.of(self._name(), x, self.input_size, self.batch_first, **options)
         self._check_timed(given.dt)
@@ -180,9 +180,7 @@ class RecurrentLayer(Parameters):
         """
         return self.apply_step(self.params(), x, state, resets=resets, mask=mask, dt=dt)
 
-    def apply_step(
-        self, params: Mapping[str, Any], x: Any, state: Any = None, **options: Any
-    ) -> Outputs:
+    def apply_step(self, params: Params, x: Any, state: Any = None, **options: Any) -> Outputs:
         """As `step`, but a pure function of `params`."""
         given = Steps.of(self._name(), x, self.input_size, **options)
         self._check_timed(given.dt)
@@ -303,7 +301,7 @@ class Recurrent(RecurrentLayer):
         step: Callable[[Any, Any, Any], tuple[Any, Any]],
         input_size: int,
         initial_state: Callable[[int], Any],
-        params: Mapping[str, Any] | Callable[[Array], Mapping[str, Any]],
+        params: Params | Callable[[Array], Params],
         *,
         rngs: nnx.Rngs,
         **options: Any,

@@ -19,6 +19,8 @@ from jrnn.loops import Recompute, scan
 from jrnn.nn.layers import causal_convolution, contract, whole_layers
 from jrnn.nn.sequences import in_rows
 
+Pair = tuple[Array, Array]  # of a state and outputs
+
 
 @dataclass(frozen=True)
 class Span:
@@ -90,9 +92,7 @@ class Span:
             kept = jnp.where((piece == piece[-1:])[..., None], kept, 0)
         return taps, jnp.swapaxes(kept, 0, 1).astype(window.dtype)
 
-    def convolve(
-        self, x: Array, window: Array, weight: Array, bias: Array | None = None
-    ) -> tuple[Array, Array]:
+    def convolve(self, x: Array, window: Array, weight: Array, bias: Array | None = None) -> Pair:
         """A causal convolution of each channel, y_t = sum_k weight_k x_(t - K + 1 + k) + bias, and the next window.
 
         Args:
@@ -111,7 +111,7 @@ class Span:
             y += tap * weight[:, k][None, None]
         return (y if bias is None else y + along_last(bias, y)), window
 
-    def positions(self, start: Array) -> tuple[Array, Array]:
+    def positions(self, start: Array) -> Pair:
         """The positions [T, N] of the steps, counted from `start` [N] or from the last reset, and the next start."""
         steps = jnp.arange(self.steps, dtype=start.dtype)[:, None]
         positions = start[None] + steps

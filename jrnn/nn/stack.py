@@ -6,7 +6,6 @@ L layers, K directions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,12 +29,10 @@ from jrnn.nn.layers import (
     run_layer,
 )
 from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence
-from jrnn.nn.params import Layout, Weights, cell_layout_of, layout_of
+from jrnn.nn.params import Layout, Params, Weights, cell_layout_of, layout_of
 from jrnn.nn.sequences import Compaction, Sequences, Steps, compute_type, in_rows, where_live
 from jrnn.nn.settings import Settings
 from jrnn.nn.units import State, Unit
-
-Params = Mapping[str, Any]
 
 
 def stack_state(

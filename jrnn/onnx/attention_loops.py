@@ -48,7 +48,10 @@ def _(q, k, v, state, *gates, **_):
 def _(e: GraphEmitter, node: FlatEquation, q, k, v, state, *gates):
     heads = q.shape[2]
     name = node.params["name"]
-    gates = [None, *gates] if name == "delta" else list(gates)
+    if name == "delta":
+        gates = [None, *gates]
+    else:
+        gates = list(gates)
     if "gated" in name:
         if not is_positive(e, gates[0]):
             raise Unsupported("a decay may be negative")
@@ -167,7 +170,6 @@ class Recurrence:
         size = {**self.forms.size, "T": self.scan.length}
         consts, (state,), xs = self.scan.partition(args)
         env = dict(zip(loop.consts, [*self.consts, *consts]))
-        flip = (lambda x: jnp.flip(x, 0)) if loop.reverse else (lambda x: x)
         steps = dict(zip(loop.xs, xs))
         jaxprs.over_time(loop.eqns, variables(self.terms), env, steps)
         k = self.forms.contracted
@@ -176,7 +178,9 @@ class Recurrence:
 
         def packed(term: Term, last: int | None) -> Any:
             along = (*self.batch, *(() if last is None else (last,)))
-            array = flip(factors.value(term).full(("T", *along), size))
+            array = factors.value(term).full(("T", *along), size)
+            if loop.reverse:
+                array = jnp.flip(array, 0)
             array = array.reshape(self.scan.length, *self.heads, 1 if last is None else size[last])
             return jnp.swapaxes(array, 0, 1)
 
@@ -192,7 +196,10 @@ class Recurrence:
         )
         var, labels = self.read
         along = ("T", *self.batch, v)
-        y = flip(jnp.swapaxes(y, 0, 1)).reshape([size[label] for label in along])
+        y = jnp.swapaxes(y, 0, 1)
+        if loop.reverse:
+            y = jnp.flip(y, 0)
+        y = y.reshape([size[label] for label in along])
         y = jnp.transpose(y, [0, *(along.index(label) for label in labels if label is not None)])
         steps[var] = y.reshape(self.scan.length, *var.aval.shape)
         last = jnp.transpose(last.reshape(S.shape), np.argsort(order))

@@ -45,7 +45,10 @@ def _(e: GraphEmitter, node, *values):
         return e.run(body, [*values[:constants], *refs[: len(body.inputs) - constants]])
 
     graph, outputs = e.inner("step", inner, step)
-    way = {"scan_input_directions": [1] * len(sequences)} if p["reverse"] else {}
+    if p["reverse"]:
+        way = {"scan_input_directions": [1] * len(sequences)}
+    else:
+        way = {}
     if p["reverse"] and len(outputs) > count:
         way["scan_output_directions"] = [1] * (len(outputs) - count)
     return e.ops(
@@ -137,7 +140,10 @@ def recurrent_layer_rule(e: GraphEmitter, node, x, *rest):
     attributes |= {"activations": ["Relu"] * directions} if unit is RNN_RELU else {}
     shape = (directions, batch, hidden)
     inputs = [x, packed("W", 0), packed("R", 1), packed("B", 2, 3) if per == 4 else None, lengths]
-    start = [np.zeros((), x.dtype)] * unit.states if zero else [e.stack(s, 0) for s in initial]
+    if zero:
+        start = [np.zeros((), x.dtype)] * unit.states
+    else:
+        start = [e.stack(s, 0) for s in initial]
     inputs += [] if zero else start
     while inputs[-1] is None:
         inputs.pop()

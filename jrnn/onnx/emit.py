@@ -136,7 +136,9 @@ class GraphEmitter:
             )
         if value is None:
             return ""
-        return value.name if isinstance(value, Ref) else self.const(value)
+        if isinstance(value, Ref):
+            return value.name
+        return self.const(value)
 
     def op(
         self,
@@ -184,7 +186,9 @@ class GraphEmitter:
         """A node on bfloat16, which runtimes hardly compute with: in float32, and each result rounded, as XLA does it."""
 
         def wide(dtype: Any) -> Any:
-            return np.dtype(np.float32) if np.dtype(dtype) == BFLOAT16 else dtype
+            if np.dtype(dtype) == BFLOAT16:
+                return np.dtype(np.float32)
+            return dtype
 
         given = []
         for v in inputs:
@@ -334,7 +338,9 @@ class GraphEmitter:
 
         def call(node: FlatEquation, args: list[Value]) -> Sequence[Value]:
             constant = self._folded(node, args)
-            return self._by_rule(node, args) if constant is None else constant
+            if constant is None:
+                return self._by_rule(node, args)
+            return constant
 
         return read(evaluate_graph(graph, values, call), graph.outputs)
 

@@ -49,7 +49,10 @@ def expanded(proto: onnx.ModelProto, table: Container[str]) -> onnx.ModelProto:
         model.CopyFrom(proto)
         types = _types(model.graph)
         for k, node in enumerate(nodes_of(model.graph)):
-            body = _body(node, types, opset) if _is_missing(node, table) else None
+            if _is_missing(node, table):
+                body = _body(node, types, opset)
+            else:
+                body = None
             # each node is a call of a function of its own, which depends on its types
             if body is not None:
                 node.domain = body.domain = "jrnn"

@@ -29,6 +29,7 @@ DEPTH = 32  # of graphs inside graphs
 # type -> `(node, *inputs) -> output or tuple of outputs`
 OPERATORS: dict[str, Callable[..., Any]] = {}
 op = registering(OPERATORS)
+Values = Mapping[str, Any]  # by the names of a graph
 # operators on numbers one by one, whose results are as large as what they read
 ELEMENTWISE = {
     "Add", "Sub", "Mul", "Div", "Mod", "Neg", "Abs", "Min", "Max", "Less", "LessOrEqual", "Greater", "GreaterOrEqual",
@@ -103,7 +104,7 @@ class OnnxNode:
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attributes: Mapping[str, Any]
+    attributes: Values
     opset: int
     run: Any = field(default=None, repr=False)
     key: Any = field(default=None, repr=False)
@@ -121,7 +122,9 @@ class OnnxNode:
         if given is not None:
             return tuple(map(int, np.atleast_1d(self.known(given, name)).tolist()))
         values = self.get(name)
-        return None if values is None else tuple(map(int, np.atleast_1d(values).tolist()))
+        if values is None:
+            return None
+        return tuple(map(int, np.atleast_1d(values).tolist()))
 
     def random(self) -> Array:
         """The key of the numbers that this node draws."""
@@ -193,11 +196,12 @@ def read_graph(
                 )
             attributes = {}
             for a in n.attribute:
-                attributes[a.name] = (
-                    read(a.g, f"{label}/{a.name}/", depth + 1, _passed(n, opset))
-                    if a.type == AttributeProto.GRAPH
-                    else _attribute(a)
-                )
+                if a.type == AttributeProto.GRAPH:
+                    attributes[a.name] = read(
+                        a.g, f"{label}/{a.name}/", depth + 1, _passed(n, opset)
+                    )
+                else:
+                    attributes[a.name] = _attribute(a)
             if kind == "Constant":
                 put(n.output[0], _constant(attributes, label))
             else:
@@ -284,7 +288,7 @@ def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
     return dense
 
 
-def _constant(attributes: Mapping[str, Any], label: str) -> np.ndarray:
+def _constant(attributes: Values, label: str) -> np.ndarray:
     for name, value in attributes.items():
         if name in ("value", "sparse_value"):
             return value
@@ -305,8 +309,8 @@ _MISTAKES = (
 def run_graph(
     graph: OnnxGraph,
     args: Sequence[Any],
-    outer: Mapping[str, Any],
-    params: Mapping[str, Any],
+    outer: Values,
+    params: Values,
     max_bytes: int,
 ) -> list[Any]:
     """The outputs of a graph for values of its inputs; `outer` holds the values of the graphs around it.
@@ -322,7 +326,7 @@ def run_graph(
     return [_look_up(env, name, f"graph {graph.name!r}") for name in graph.outputs]
 
 
-def _look_up(env: Mapping[str, Any], name: str, where: str) -> Any:
+def _look_up(env: Values, name: str, where: str) -> Any:
     if name and name not in env:
         raise FormatError(
             f"{where}: the value {name!r} is not defined{near(name, [n for n in env if n])}"
@@ -330,9 +334,7 @@ def _look_up(env: Mapping[str, Any], name: str, where: str) -> Any:
     return env[name] if name else None
 
 
-def _call(
-    node: OnnxNode, env: Mapping[str, Any], params: Mapping[str, Any], max_bytes: int
-) -> Sequence[Any]:
+def _call(node: OnnxNode, env: Values, params: Values, max_bytes: int) -> Sequence[Any]:
     run = OPERATORS[node.type]
     node = replace(node, key=env.get(KEY))
     values = [_look_up(env, name, str(node)) for name in node.inputs]

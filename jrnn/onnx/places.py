@@ -156,7 +156,8 @@ def scatter_rule(e: GraphEmitter, node: FlatEquation, x, indices, updates):
 def _largest(e: GraphEmitter, x: Value, axis: int, count: Any, largest: int) -> tuple[Value, Value]:
     """The first `count` values along an axis in order, and their indices; equal values stay in order."""
     dtype = x.dtype
-    x = e.cast(x, np.int32) if x.dtype == bool else x
+    if x.dtype == bool:
+        x = e.cast(x, np.int32)
     shape = []
     for k, size in enumerate(x.shape):
         shape.append(count if k == axis else size)
@@ -208,7 +209,10 @@ def _(e: GraphEmitter, node: FlatEquation, x):
     axis = node.params["axis"]
     reverse = int(node.params["reverse"])
     if np.isinf(start) and not jnp.issubdtype(x.dtype, jnp.floating):
-        start = np.iinfo(x.dtype).min if start < 0 else np.iinfo(x.dtype).max
+        if start < 0:
+            start = np.iinfo(x.dtype).min
+        else:
+            start = np.iinfo(x.dtype).max
     shape = (*x.shape[:axis], *x.shape[axis + 1 :])
 
     def body(e: GraphEmitter, refs: Sequence[Value]) -> list[Value]:

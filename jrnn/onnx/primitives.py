@@ -48,11 +48,9 @@ def _bitwise(e: GraphEmitter, node: FlatEquation, x: Value) -> str:
     return f"Bitwise{type}"
 
 
-rule(*_UNARY)(
-    lambda e, node, x: same(
-        e, node, _bitwise(e, node, x) if node.name == "not" else _UNARY[node.name], x
-    )
-)
+@rule(*_UNARY)
+def _(e, node, x):
+    return same(e, node, _bitwise(e, node, x) if node.name == "not" else _UNARY[node.name], x)
 
 
 @rule(*_BINARY)
@@ -109,7 +107,9 @@ _DEFINED: dict[str, Callable] = {
 }
 
 
-rule(*_DEFINED)(lambda e, node, *values: _DEFINED[node.name](partial(same, e, node), *values))
+@rule(*_DEFINED)
+def _(e, node, *values):
+    return _DEFINED[node.name](partial(same, e, node), *values)
 
 
 @rule("shift_left", "shift_right_arithmetic", "shift_right_logical")
@@ -130,7 +130,10 @@ def shift_rule(e, node, x, by):
     by = e.cast(e.cast(by, unsigned), np.int64)  # a negative number is a large one
     powers = np.left_shift(number(1), np.arange(bits + 1))
     by = e.clip(by, number(0), number(bits))
-    factor = powers[by] if known(by) else e.op("Gather", [powers, by], by.shape, np.int64, axis=0)
+    if known(by):
+        factor = powers[by]
+    else:
+        factor = e.op("Gather", [powers, by], by.shape, np.int64, axis=0)
     if node.name == "shift_left":
         return e.cast(e.cast(op("Mul", e.cast(x, np.int64), factor), unsigned), x.dtype)
     wide = e.cast(e.cast(x, unsigned) if node.name == "shift_right_logical" else x, np.int64)
@@ -139,13 +142,17 @@ def shift_rule(e, node, x, by):
     return e.cast(e.cast(op("Div", op("Sub", wide, rest), factor), unsigned), x.dtype)
 
 
-rule("tile")(lambda e, node, x: same(e, node, "Tile", x, e.sizes(node.params["reps"])))
+@rule("tile")
+def _(e, node, x):
+    return same(e, node, "Tile", x, e.sizes(node.params["reps"]))
 
 
 @rule("integer_pow")
 def _(e, node, x):
     y = node.params["y"]
-    return same(e, node, "Mul", x, x) if y == 2 else same(e, node, "Pow", x, np.asarray(y, x.dtype))
+    if y == 2:
+        return same(e, node, "Mul", x, x)
+    return same(e, node, "Pow", x, np.asarray(y, x.dtype))
 
 
 @rule("round")
@@ -160,7 +167,10 @@ def _(e, node, which, *cases):
     dtype = node.outputs[0].dtype
     shape = node.outputs[0].shape
     # onnxruntime has no Where of booleans
-    kept = np.dtype(np.int32) if np.issubdtype(dtype, np.bool_) else dtype
+    if np.issubdtype(dtype, np.bool_):
+        kept = np.dtype(np.int32)
+    else:
+        kept = dtype
     chosen, *others = (e.cast(case, kept) for case in cases)
     for k, case in enumerate(others, 1):
         if which.dtype == bool:
@@ -173,16 +183,45 @@ def _(e, node, which, *cases):
 
 # Shapes and types
 
-rule("concatenate")(lambda e, node, *values: e.concat(values, node.params["dimension"]))
-rule("convert_element_type")(lambda e, node, x: e.cast(x, node.outputs[0].dtype))
-rule("copy", "name", "optimization_barrier", "reduce_precision", "stop_gradient")(
-    lambda e, node, *xs: xs
-)
-rule("dim_as_value")(lambda e, node: e.cast(e.size(node.params["dim"]), node.outputs[0].dtype))
-rule("reshape")(lambda e, node, x, *_: e.reshape(x, node.outputs[0].shape))
-rule("squeeze")(lambda e, node, x: same(e, node, "Squeeze", x, ints(*node.params["dimensions"])))
-rule("stack")(lambda e, node, *values: e.stack(values, node.params["axis"]))
-rule("transpose")(lambda e, node, x: e.transpose(x, node.params["permutation"]))
+
+@rule("concatenate")
+def _(e, node, *values):
+    return e.concat(values, node.params["dimension"])
+
+
+@rule("convert_element_type")
+def _(e, node, x):
+    return e.cast(x, node.outputs[0].dtype)
+
+
+@rule("copy", "name", "optimization_barrier", "reduce_precision", "stop_gradient")
+def _(e, node, *xs):
+    return xs
+
+
+@rule("dim_as_value")
+def _(e, node):
+    return e.cast(e.size(node.params["dim"]), node.outputs[0].dtype)
+
+
+@rule("reshape")
+def _(e, node, x, *_):
+    return e.reshape(x, node.outputs[0].shape)
+
+
+@rule("squeeze")
+def _(e, node, x):
+    return same(e, node, "Squeeze", x, ints(*node.params["dimensions"]))
+
+
+@rule("stack")
+def _(e, node, *values):
+    return e.stack(values, node.params["axis"])
+
+
+@rule("transpose")
+def _(e, node, x):
+    return e.transpose(x, node.params["permutation"])
 
 
 @rule("broadcast_in_dim")
@@ -216,7 +255,9 @@ def _(e, node, x):
     return same(e, node, "Slice", x, starts, ends, ints(*axes), steps)
 
 
-rule("rev")(lambda e, node, x: e.flip(x, node.params["dimensions"]))
+@rule("rev")
+def _(e, node, x):
+    return e.flip(x, node.params["dimensions"])
 
 
 @rule("iota")
@@ -266,7 +307,10 @@ def _(e, node, x, indices):
     d = node.params["dimension_numbers"]
     sizes = node.params["slice_sizes"]
     mode = node.params["mode"]
-    axis = d.start_index_map[0] if len(d.start_index_map) == 1 else len(x.shape)
+    if len(d.start_index_map) == 1:
+        axis = d.start_index_map[0]
+    else:
+        axis = len(x.shape)
     rows = all(n == (1 if k == axis else x.shape[k]) for k, n in enumerate(sizes))
     rank = len(indices.shape) - 1
     offsets = tuple(k for k in range(len(x.shape) - 1 + rank) if not axis <= k < axis + rank)
@@ -296,7 +340,8 @@ def _(e, node, x):
     type = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod", "and": "Min", "or": "Max"}[
         node.name[7:]
     ]
-    x = e.cast(x, np.int32) if np.issubdtype(dtype, np.bool_) else x
+    if np.issubdtype(dtype, np.bool_):
+        x = e.cast(x, np.int32)
     if type == "Sum" or e.root.opset >= 18:
         reduced = e.op(
             f"Reduce{type}", [x, ints(*axes)], node.outputs[0].shape, x.dtype, keepdims=0
@@ -389,7 +434,10 @@ _DEFINITIONS: dict[str, Callable] = {
 def _(e: GraphEmitter, node: FlatEquation, *xs: Value):
     """16-bit types are computed in float32."""
     dtype = np.dtype(node.outputs[0].dtype)
-    wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+    if dtype.itemsize == 2:
+        wide = np.dtype(np.float32)
+    else:
+        wide = dtype
     shapes = [jax.ShapeDtypeStruct(x.shape, wide) for x in xs]
     with jax.enable_x64(wide == np.float64):
         graph = flatten(jax.make_jaxpr(_DEFINITIONS[node.name])(*shapes))

@@ -21,7 +21,7 @@ from jrnn.files.reading import available
 from jrnn.nets.proto.codec import file_bytes
 from jrnn.nets.proto.messages import DEFAULT_LIMITS
 from jrnn.onnx.expand import STANDARD, constants_of, expanded, nodes_of, opset_of, schema_of
-from jrnn.onnx.graph import KEY, OPERATORS, OnnxGraph, as_jax, read_graph, run_graph, unused
+from jrnn.onnx.graph import KEY, OPERATORS, OnnxGraph, Values, as_jax, read_graph, run_graph, unused
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class OnnxModel:
 
     def __call__(
         self,
-        inputs: Mapping[str, Any],
-        params: Mapping[str, Any] | None = None,
+        inputs: Values,
+        params: Values | None = None,
         key: Array | None = None,
     ) -> dict[str, Any]:
         """The outputs by name.
@@ -112,7 +112,7 @@ class OnnxModel:
             outputs[spec.name] = value
         return outputs
 
-    def save(self, path: str | os.PathLike[str], params: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: str | os.PathLike[str], params: Values | None = None) -> None:
         """Writes the model, with other values of some parameters, such as fine-tuned ones.
 
         Raises:
@@ -186,7 +186,10 @@ def from_onnx(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxM
 def _load(source: Any) -> onnx.ModelProto:
     if isinstance(source, onnx.ModelProto):
         return source
-    data = source if isinstance(source, bytes) else file_bytes(source, DEFAULT_LIMITS)
+    if isinstance(source, bytes):
+        data = source
+    else:
+        data = file_bytes(source, DEFAULT_LIMITS)
     try:
         if isinstance(source, bytes):
             return onnx.load_model_from_string(data)
@@ -195,7 +198,10 @@ def _load(source: Any) -> onnx.ModelProto:
         onnx.load_external_data_for_model(proto, str(path.parent))
         return proto
     except (DecodeError, ValueError, OSError, checker.ValidationError) as error:
-        where = "the bytes" if isinstance(source, bytes) else os.fspath(source)
+        if isinstance(source, bytes):
+            where = "the bytes"
+        else:
+            where = os.fspath(source)
         hint = "; jrnn.read_net reads nets of Caffe2" if where.endswith((".pb", ".pbtxt")) else ""
         raise FormatError(f"{where}: cannot be read as ONNX: {error}{hint}") from error
 
@@ -235,7 +241,10 @@ def _checkable(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _is_odd(node: onnx.NodeProto, opset: int) -> bool:
     """Whether a node of the standard domain has no valid schema and is read nonetheless."""
-    schema = schema_of(node.op_type, opset) if node.domain in STANDARD else None
+    if node.domain in STANDARD:
+        schema = schema_of(node.op_type, opset)
+    else:
+        schema = None
     is_added = schema is None and node.domain in STANDARD and node.op_type in OPERATORS
     return is_added or (schema is not None and schema.deprecated)
 
@@ -261,7 +270,7 @@ def _spec(value: onnx.ValueInfoProto) -> Spec:
     return Spec(value.name, dtype, shape if tensor.HasField("shape") else None)
 
 
-def _checked(spec: Spec, inputs: Mapping[str, Any]) -> Any:
+def _checked(spec: Spec, inputs: Values) -> Any:
     if spec.name not in inputs:
         raise OpError(f"the input {spec} is missing")
     value = inputs[spec.name]
@@ -272,10 +281,12 @@ def _checked(spec: Spec, inputs: Mapping[str, Any]) -> Any:
     same = jax.dtypes.canonicalize_dtype(value.dtype) == spec.dtype
     if not same or not spec.fits(value.shape):
         raise OpError(f"an array {value.dtype}{list(value.shape)} was given for the input {spec}")
-    return jnp.asarray(value) if jnp.issubdtype(value.dtype, jnp.floating) else value
+    if jnp.issubdtype(value.dtype, jnp.floating):
+        return jnp.asarray(value)
+    return value
 
 
-def _replace(graph: onnx.GraphProto, params: Mapping[str, Any]) -> None:
+def _replace(graph: onnx.GraphProto, params: Values) -> None:
     """Replaces the values of a graph's parameters, in the order and by the names of `read_graph`."""
     taken: set[str] = set()
 

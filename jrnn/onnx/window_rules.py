@@ -37,7 +37,9 @@ def padded(e: GraphEmitter, x: Value, config: list[tuple[int, int, int]], value:
     return e.op("Pad", [x, e.sizes(ends), value], shape, x.dtype)
 
 
-rule("pad")(lambda e, node, x, value: padded(e, x, node.params["padding_config"], value))
+@rule("pad")
+def _(e, node, x, value):
+    return padded(e, x, node.params["padding_config"], value)
 
 
 def _picked(values, places) -> list:
@@ -130,7 +132,8 @@ def pooling_rule(e: GraphEmitter, node: FlatEquation, x):
     moved = e.transpose(x, order)
     sign = node.name.endswith("min")
     flat = e.reshape(moved, (1, rest, *_picked(x.shape, spatial)))
-    flat = e.op("Neg", [flat], flat.shape, flat.dtype) if sign else flat
+    if sign:
+        flat = e.op("Neg", [flat], flat.shape, flat.dtype)
     options = {
         "kernel_shape": _picked(sizes, spatial),
         "strides": _picked(strides, spatial),
@@ -147,5 +150,6 @@ def pooling_rule(e: GraphEmitter, node: FlatEquation, x):
         )
     else:
         pooled = e.op("MaxPool", [flat], shape, x.dtype, dilations=dilations, **options)
-        pooled = e.op("Neg", [pooled], shape, x.dtype) if sign else pooled
+        if sign:
+            pooled = e.op("Neg", [pooled], shape, x.dtype)
     return e.transpose(e.reshape(pooled, _picked(out, order)), np.argsort(order))

@@ -95,7 +95,10 @@ def to_onnx(
         checker.check_model(model, full_check=True)
     except (checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ConversionError(f"{call.name}: ONNX's checker rejects the model: {error}") from error
-    trials = [] if symbols and _is_empty(call, specs) else [_resized(call, specs, {})]
+    if symbols and _is_empty(call, specs):
+        trials = []
+    else:
+        trials = [_resized(call, specs, {})]
     if symbols:
         trials.append(_resized(call, specs, dict(zip(symbols, range(3, 3 + len(symbols))))))
     if has_while(graph):

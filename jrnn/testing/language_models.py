@@ -20,6 +20,7 @@ import numpy as np
 
 from jrnn.errors import LayerError
 from jrnn.testing.properties import need
+from jrnn.testing.subjects import Outputs
 
 KINDS = ("state", "window", "attention")
 TOKENS = (2, 8)  # N, T
@@ -161,15 +162,13 @@ def _of_jrnn(model: Any) -> AdaptedModel:
                 leaves[name] = kind, leaf * live.reshape(live.shape + (1,) * (leaf.ndim - 2))
         return leaves
 
-    def call(
-        tokens: Any, state: Any, attention_mask: Any = None, resets: Any = None
-    ) -> tuple[Any, Any]:
+    def call(tokens: Any, state: Any, attention_mask: Any = None, resets: Any = None) -> Outputs:
         mask = None if attention_mask is None else attention_mask.astype(bool)
         if mask is not None and mask[:, 0].all():
             return model(tokens, state, lengths=mask.sum(axis=1), resets=resets)
         return model(tokens, state, mask=mask, resets=resets)
 
-    def step(tokens: Any, state: Any) -> tuple[Any, Any]:
+    def step(tokens: Any, state: Any) -> Outputs:
         logits, state = model.step(tokens[:, 0], state)
         return logits[:, None], state
 
@@ -251,9 +250,7 @@ def _of_transformers(model: Any) -> AdaptedModel:
                 given[n] = torch.tensor(v) if isinstance(v, np.ndarray) else v
             return model(**given)
 
-    def call(
-        tokens: Any, state: Any, attention_mask: Any = None, resets: Any = None
-    ) -> tuple[Any, Any]:
+    def call(tokens: Any, state: Any, attention_mask: Any = None, resets: Any = None) -> Outputs:
         now = np.ones_like(tokens) if attention_mask is None else np.asarray(attention_mask)
         mask = now if state is None else np.concatenate([state.mask, now], axis=1)
         positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)[:, -tokens.shape[1] :]

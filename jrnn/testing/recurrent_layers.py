@@ -386,7 +386,7 @@ def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer
             results = run(params, tensors(x), tensors(state), lengths)
         return jax.tree.map(lambda v: v.numpy(), results)
 
-    def gradients(params: Any, x: Any, state: Any, dy: Any) -> tuple[Any, Any]:
+    def gradients(params: Any, x: Any, state: Any, dy: Any) -> Outputs:
         x = tensors(x).requires_grad_()
         state = jax.tree.map(lambda v: v.requires_grad_(), tensors(state))
         y, _ = run(params, x, state)

@@ -20,6 +20,7 @@ from jrnn.models.family import (
     At,
     Block,
     Norm,
+    Outputs,
     Scoped,
     Shapes,
     State,
@@ -44,7 +45,7 @@ def memory(slots: int, key_heads: int, size: int) -> Shapes:
 def attend(
     q: Array, k: Array, v: Array, state: State, span: Span, positions: Array, window: int | None = None,
     scale: float | None = None, index: Array | None = None, choose: Callable[..., Array] | None = None,
-) -> tuple[Array, State]:  # fmt: skip
+) -> Outputs:  # fmt: skip
     """Causal attention to the memory and to the steps themselves.
 
     A token's slot is its position modulo the number of slots, so that a step writes one slot and moves nothing. Without a
@@ -243,13 +244,11 @@ class Attention(Block):
     def holds(self, room: int) -> Shapes:
         return memory(room if self.window is None else self.window, self.key_heads, self.size)
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
         q, k, v = (w.linear(at.span, f"{name}_proj", x) for name in "qkv")
         return self.mix(w, q, k, v, state, at)
 
-    def mix(
-        self, w: Scoped, q: Array, k: Array, v: Array, state: State, at: At
-    ) -> tuple[Array, State]:
+    def mix(self, w: Scoped, q: Array, k: Array, v: Array, state: State, at: At) -> Outputs:
         """From the projections q [T, N, Q C] or [T, N, 2 Q C], k and v [T, N, K C] to the output."""
         gate = None
         if self.gated:
@@ -337,7 +336,7 @@ class Latent(Block):
     def holds(self, room: int) -> Shapes:
         return memory(room, self.heads, self.size)
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
         span = at.span
         if self.query_rank is None:
             query = x

@@ -18,6 +18,7 @@ from jrnn.models.family import (
     Block,
     Merge,
     Norm,
+    Outputs,
     Scoped,
     Shapes,
     State,
@@ -109,7 +110,7 @@ class Delta(Block):
         b, a = jnp.split(heads(w.linear(span, "in_proj_ba", x), self.key_heads), 2, axis=-1)
         return jnp.concatenate([q, k, v], axis=-1), z, b.reshape(flat), a.reshape(flat)
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
         span = at.span
         size, _ = self._sizes
         qkv, z, b, a = self._projected(w, x, span)
@@ -187,7 +188,7 @@ class Kda(Block):
             "S": (self.heads, self.size, self.size),
         }
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
         span = at.span
         qkv = jnp.concatenate([w.linear(span, f"{name}_proj", x) for name in "qkv"], axis=-1)
         qkv, conv = w.convolve(span, "conv1d", qkv, state["conv"])
@@ -245,7 +246,7 @@ class Lightning(Block):
     def holds(self, room: int) -> Shapes:
         return {"S": (self.heads, self.size, self.size)}
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
         span = at.span
         qkv = heads(ACTIVATIONS[self.act](w.linear(span, "qkv_proj", x)), self.heads)
         q, k, v = jnp.split(qkv, 3, axis=-1)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jrnn.errors import ConfigError
-from jrnn.models.family import At, Block, Merge, Scoped, Shapes, State, linear, products
+from jrnn.models.family import At, Block, Merge, Outputs, Scoped, Shapes, State, linear, products
 from jrnn.models.model_config import ACTIVATIONS, ScoreKeys
 from jrnn.nn.span import Span, along_last
 
@@ -51,7 +51,7 @@ class Mlp(Block):
             down, self.width, self.inner, bias=self.bias
         )
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
         return self(w, x, at.span), {}
 
     def __call__(self, w: Scoped, x: Array, span: Span) -> Array:
@@ -191,7 +191,7 @@ class Experts(Block):
             merged[f"experts.{name}"] = Merge(tuple(of_experts))
         return merged
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
         span = at.span
         tokens = x.reshape(-1, x.shape[-1])
         weights, chosen = self.router(w, tokens, span)

@@ -18,6 +18,7 @@ from jrnn.models.family import (
     Block,
     Merge,
     Norm,
+    Outputs,
     Scoped,
     Shapes,
     State,
@@ -46,7 +47,7 @@ class ShortConv(Block):
     def holds(self, room: int) -> Shapes:
         return {"conv": (self.taps - 1, self.width)}
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
         b, c, u = jnp.split(w.linear(at.span, "in_proj", x), 3, axis=-1)
         u, conv = w.convolve(at.span, "conv", b * u, state["conv"])
         return w.linear(at.span, "out_proj", c * u), {"conv": conv}
@@ -105,7 +106,7 @@ class ChannelMixing(Block):
     def holds(self, room: int) -> Shapes:
         return {"channel": (1, self.width)}
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
         (earlier, now), window = at.span.taps(x, state["channel"])
         a, b = (earlier, now) if len(self.shape) == 3 else (now, earlier)
 
@@ -159,7 +160,7 @@ class Both(Block):
             shapes |= side.part.holds(room)
         return shapes
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
         outputs = []
         after = {}
         for side in self.sides:
@@ -200,7 +201,7 @@ class HyperStreams(Both):
         }
         return super().tensors() | {f"hc_{self.name}_{key}": shape for key, shape in own.items()}
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
         s = self.count
         streams = heads(x, self.count)
         norm, part = self.sides

@@ -26,6 +26,7 @@ from jrnn.models.family import (
     Family,
     Names,
     Norm,
+    Outputs,
     Scoped,
     Shapes,
     State,
@@ -111,7 +112,7 @@ class TimeMixing(Block):
             "top": (self.inner,),
         }
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
         span = at.span
         (earlier, now), window = span.taps(x, state["time"])
         names = ("key", "value", "receptance")
@@ -178,7 +179,7 @@ class Time6(MatrixMixing):
         shapes |= self.low_rank("w_proj.linear", k, self.gate_rank) | linear("o_proj", d, v)
         return shapes | linear("g_norm", v, bias=True)
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
         span = at.span
         (earlier, now), window = span.taps(x, state["time"])
         delta = earlier - now
@@ -225,7 +226,7 @@ class Time7(MatrixMixing):
         )
         return shapes if self.first else shapes | self.low_rank("v_lora", d, v)
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
+    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
         span = at.span
         (earlier, now), window = span.taps(x, state["time"])
         mixed = {name: now + (earlier - now) * w[f"x_{name}"].astype(x.dtype) for name in "rwkvag"}

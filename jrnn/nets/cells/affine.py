@@ -41,6 +41,7 @@ from jrnn.nets.cells.base import (
     split_gates,
 )
 from jrnn.nets.cells.cell_options import LayerOptions, LRUOptions
+from jrnn.nets.ir import Names
 from jrnn.nets.recurrent_networks import RecurrentState
 
 _OPTIONS = LayerOptions()
@@ -52,14 +53,14 @@ class MinimalFamily(HiddenCell):
 
     options: LayerOptions = _OPTIONS
 
-    gates: ClassVar[tuple[str, ...]]  # the gates in the rows of i2h, "candidate" among them
+    gates: ClassVar[Names]  # the gates in the rows of i2h, "candidate" among them
 
     @abstractmethod
     def share(self, b: NetBuilder, of_input: Mapping[str, str]) -> str:
         """u [1, N, H], `update_t`, from the gates [1, N, H]."""
 
     @property
-    def recompute(self) -> tuple[str, ...]:
+    def recompute(self) -> Names:
         if not self.options.memory_optimization:
             return ()
         return (*input_gates(self.gates), *_INTERMEDIATE)

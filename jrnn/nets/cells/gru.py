@@ -22,6 +22,7 @@ from jrnn.nets.cells.base import (
     split_gates,
 )
 from jrnn.nets.cells.cell_options import BasicRNNOptions, GRUOptions
+from jrnn.nets.ir import Names
 
 GATES = ("reset", "update", "output")
 
@@ -36,7 +37,7 @@ class GRUCell(HiddenCell):
     options: GRUOptions = GRUOptions()
 
     @property
-    def recompute(self) -> tuple[str, ...]:
+    def recompute(self) -> Names:
         return _INTERMEDIATE if self.options.memory_optimization else ()
 
     def prepare_input(self, b: NetBuilder, x: str) -> str:
@@ -108,7 +109,7 @@ class BasicRNNCell(HiddenCell):
             )
 
     @property
-    def recompute(self) -> tuple[str, ...]:
+    def recompute(self) -> Names:
         return ("gates_t", "hidden_t_candidate") if self.options.memory_optimization else ()
 
     def prepare_input(self, b: NetBuilder, x: str) -> str:

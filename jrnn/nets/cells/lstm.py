@@ -18,6 +18,7 @@ from typing import ClassVar
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.cells.base import Cell, StateSpec, StepInputs, dropped, fully_connected, joined
 from jrnn.nets.cells.cell_options import LSTMOptions
+from jrnn.nets.ir import Names
 
 EPSILON = 1e-4  # of layer normalization
 # Blobs of normalized gates.
@@ -37,7 +38,7 @@ class LSTMFamily(Cell):
     hidden_size: int
     options: LSTMOptions = LSTMOptions()
     # The blobs that `memory_optimization` computes again.
-    recomputed: ClassVar[tuple[str, ...]] = ("gates_t",)
+    recomputed: ClassVar[Names] = ("gates_t",)
 
     @property
     @abstractmethod
@@ -57,7 +58,7 @@ class LSTMFamily(Cell):
         )
 
     @property
-    def recompute(self) -> tuple[str, ...]:
+    def recompute(self) -> Names:
         return self.recomputed if self.options.memory_optimization else ()
 
     def prepare_input(self, b: NetBuilder, x: str) -> str:

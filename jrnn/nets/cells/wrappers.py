@@ -10,7 +10,7 @@ from typing import TypeVar
 from jrnn.errors import NetError
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.cells.base import Cell, StateSpec, StepInputs
-from jrnn.nets.ir import Op
+from jrnn.nets.ir import Names, Op
 from jrnn.nets.recurrent_networks import RecurrentState
 
 Value = TypeVar("Value")  # anything that each state of a cell has
@@ -66,7 +66,7 @@ class StackedCell(Cell):
         return len(self.states) - len(top.states) + top.output_index
 
     @property
-    def recompute(self) -> tuple[str, ...]:
+    def recompute(self) -> Names:
         names = []
         for i, cell in enumerate(self.cells):
             for name in cell.recompute:
@@ -148,7 +148,7 @@ class WrappedCell(Cell):
         return self.cell.output_index
 
     @property
-    def recompute(self) -> tuple[str, ...]:
+    def recompute(self) -> Names:
         return self.cell.recompute
 
     def prepare_input(self, b: NetBuilder, x: str) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import OpError
+from jrnn.nets.ir import Shape
 from jrnn.nets.ops.values import as_float, describe, flat_at, raise_if, takes
 from jrnn.nets.registry import SEED, gradient, op
 
@@ -19,9 +20,9 @@ from jrnn.nets.registry import SEED, gradient, op
 class Matched(NamedTuple):
     """Shapes of the same rank to which `a` and `b` are reshaped, and the shape `out` to which both then broadcast."""
 
-    a: tuple[int, ...]
-    b: tuple[int, ...]
-    out: tuple[int, ...]
+    a: Shape
+    b: Shape
+    out: Shape
 
 
 def match(a: Any, b: Any, broadcast: bool, axis: int, axis_str: str, order: str) -> Matched:
@@ -70,12 +71,12 @@ def match(a: Any, b: Any, broadcast: bool, axis: int, axis_str: str, order: str)
     return Matched(a.shape, b_shape, a.shape)
 
 
-def spread(x: Any, shape: tuple[int, ...], out: tuple[int, ...]) -> Any:
+def spread(x: Any, shape: Shape, out: Shape) -> Any:
     """An input reshaped to its matched shape and broadcast to the shape of the result."""
     return jnp.broadcast_to(jnp.reshape(x, shape), out)
 
 
-def collect(grad: Any, shape: tuple[int, ...], original: tuple[int, ...]) -> Any:
+def collect(grad: Any, shape: Shape, original: Shape) -> Any:
     """The transpose of `spread`: sums a gradient over the dimensions that were broadcast.
 
     >>> collect(jnp.ones((2, 3)), (1, 3), (3,)).tolist()

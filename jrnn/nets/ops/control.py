@@ -22,7 +22,7 @@ from jrnn.loops import scan
 from jrnn.loops.while_loops.trips import run_trips
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.graph.ssa import writers
-from jrnn.nets.ir import Net, Op, written_by
+from jrnn.nets.ir import Blobs, Net, Op, written_by
 from jrnn.nets.lowering import Context, Freed, execute
 from jrnn.nets.memory import size_of
 from jrnn.nets.ops.values import raise_if
@@ -35,12 +35,12 @@ from jrnn.nets.schedule import schedule
 class WorkspaceStack:
     """A stack of workspaces, each the local blobs of one execution of a Do body; the last one is on top."""
 
-    frames: tuple[Mapping[str, Any], ...] = ()
+    frames: tuple[Blobs, ...] = ()
 
-    def push(self, frame: Mapping[str, Any]) -> WorkspaceStack:
+    def push(self, frame: Blobs) -> WorkspaceStack:
         return WorkspaceStack((*self.frames, dict(frame)))
 
-    def pop(self) -> tuple[Mapping[str, Any], WorkspaceStack]:
+    def pop(self) -> tuple[Blobs, WorkspaceStack]:
         if not self.frames:
             raise OpError(
                 "its workspace is empty: the forward Do did not run, or it ran in a traced loop, which keeps no workspaces; "
@@ -173,9 +173,7 @@ def _truth(condition: Any) -> bool:
     return bool(np.asarray(condition).reshape(()))
 
 
-def _run_shared(
-    net: Net, blobs: Mapping[str, Any], wanted: Iterable[str], context: Context
-) -> dict[str, Any]:
+def _run_shared(net: Net, blobs: Blobs, wanted: Iterable[str], context: Context) -> dict[str, Any]:
     """Runs a net in the workspace of its operator, and returns the blobs that it writes."""
     body = schedule(net, None if context.eager else _written(net, wanted), read_outside=wanted)
     used_bytes = sum(map(size_of, blobs.values())) if context.eager else 0
@@ -230,7 +228,7 @@ class _Constants:
     frames: Mapping[tuple[str, int], Mapping[str, np.ndarray]]
 
 
-def _without_constants(values: Mapping[str, Any]) -> tuple[dict[str, Any], _Constants]:
+def _without_constants(values: Blobs) -> tuple[dict[str, Any], _Constants]:
     """The blobs with workspaces that hold no constants, and the constants."""
     constants: dict[tuple[str, int], dict[str, np.ndarray]] = {}
     rest = dict(values)
@@ -405,7 +403,7 @@ def _loop_traced(
     return freed | state
 
 
-def _as_arrays(state: Mapping[str, Any]) -> dict[str, jax.Array]:
+def _as_arrays(state: Blobs) -> dict[str, jax.Array]:
     return {name: jnp.asarray(value) for name, value in state.items()}
 
 
@@ -422,7 +420,7 @@ def _freed_by_trip(cond_net: Net, loop_net: Net) -> dict[str, Freed]:
 
 
 def _count_trips(
-    condition: str, cond_net: Net, loop_net: Net, outer: Mapping[str, Any], context: Context
+    condition: str, cond_net: Net, loop_net: Net, outer: Blobs, context: Context
 ) -> int | None:
     """The number of trips if the condition depends on integer numpy blobs only, else None."""
     needed = {condition}
@@ -440,9 +438,7 @@ def _count_trips(
         return _trips_of(condition, (cond_slice, loop_slice), start, context, MOST_COUNTED_TRIPS)
 
 
-def _count_on_host(
-    condition: str, nets: tuple[Net, Net], outer: Mapping[str, Any], context: Context
-) -> int:
+def _count_on_host(condition: str, nets: tuple[Net, Net], outer: Blobs, context: Context) -> int:
     """The number of trips, counted by a run of the loop with concrete values."""
     concrete = {}
     for name, value in outer.items():
@@ -456,9 +452,7 @@ def _count_on_host(
     return trips
 
 
-def _trips_of(
-    condition: str, nets, start: Mapping[str, Any], context: Context, most: int
-) -> int | None:
+def _trips_of(condition: str, nets, start: Blobs, context: Context, most: int) -> int | None:
     """How often the second net runs until the first one clears the condition; None above `most`."""
     eager = replace(context, eager=True, outer=start, unread=frozenset())
     env = dict(start)

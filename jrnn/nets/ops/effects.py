@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jrnn.errors import OpError, describe_value, printable
+from jrnn.nets.ir import Names
 from jrnn.nets.lowering import Context, Freed
 from jrnn.nets.memory import check_size
 from jrnn.nets.ops.values import raise_if
@@ -136,7 +137,7 @@ def load(
     absolute_path: bool = False,
     add_prefix: str = "",
     strip_prefix: str = "",
-    source_blob_names: tuple[str, ...] = (),
+    source_blob_names: Names = (),
     load_all: bool = False,
     allow_incomplete: bool = False,
     keep_device: bool = False,
@@ -178,7 +179,7 @@ def save(
     db_type: str = "",
     absolute_path: bool = False,
     strip_prefix: str = "",
-    blob_name_overrides: tuple[str, ...] = (),
+    blob_name_overrides: Names = (),
     op,
     context,
 ):

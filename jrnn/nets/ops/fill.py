@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
+from jrnn.nets.ir import Shape
 from jrnn.nets.memory import check_size
 from jrnn.nets.ops.values import (
     STRING,
@@ -35,13 +36,13 @@ _STATIC_SIZE = (
 
 def _shape(
     *,
-    shape: tuple[int, ...] | None = None,
-    extra_shape: tuple[int, ...] = (),
+    shape: Shape | None = None,
+    extra_shape: Shape = (),
     input_as_shape: bool = False,
-) -> Callable[..., tuple[int, ...]]:
+) -> Callable[..., Shape]:
     """A function of the input (or None) and the dtype of the elements, which returns the shape to fill."""
 
-    def shape_for(x: Any, dtype: Any = np.float32) -> tuple[int, ...]:
+    def shape_for(x: Any, dtype: Any = np.float32) -> Shape:
         if x is None:
             if extra_shape or input_as_shape:
                 raise OpError(
@@ -64,7 +65,7 @@ def _shape(
 takes_shape = takes(shape_for=_shape)
 
 
-def _constant(shape: tuple[int, ...], value: Any, dtype: Any) -> Any:
+def _constant(shape: Shape, value: Any, dtype: Any) -> Any:
     kind = np.dtype(dtype).kind
     if kind in "iu":
         limits = np.iinfo(dtype)
@@ -114,7 +115,7 @@ def constant_fill(
     return jnp.full(shape, scalar(value_blob, "the value to fill in"), filled)
 
 
-def _given(values: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+def _given(values: Any, shape: Shape, dtype: Any) -> Any:
     """`values` reshaped: numbers of `dtype`, or byte strings as objects."""
     if np.prod(shape) != len(values):
         raise OpError(
@@ -209,7 +210,7 @@ def range_(start_or_stop, stop=None, step=None):
     return numbers if numbers.dtype.kind in "iu" else jnp.asarray(numbers)
 
 
-def _fan(shape: tuple[int, ...], axis: int) -> int:
+def _fan(shape: Shape, axis: int) -> int:
     """The number of elements for each index of `axis`."""
     if len(shape) <= axis or 0 in shape:
         raise OpError(

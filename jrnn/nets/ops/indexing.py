@@ -12,6 +12,7 @@ import numpy as np
 
 from jrnn.errors import OpError
 from jrnn.nets.autodiff import GradientSlice
+from jrnn.nets.ir import Ints
 from jrnn.nets.memory import check_size
 from jrnn.nets.ops.lengths import check_lengths, per_row, segment_ids
 from jrnn.nets.ops.values import (
@@ -247,7 +248,7 @@ def _(g):
     g.emit("Gather", [g.grad_output(0), g.input(0)], [g.grad_input(1)], copy_args=False)
 
 
-def _last_entries(indices: Any, lengths: Any, mask: tuple[int, ...]) -> Any:
+def _last_entries(indices: Any, lengths: Any, mask: Ints) -> Any:
     """The last entry of each cell of a dense table, -1 of an empty one.
 
     The row of an entry is its segment, the column is the place of its id in the mask.
@@ -282,7 +283,7 @@ def sparse_to_dense_mask(
     default_value,
     lengths=None,
     *,
-    mask: tuple[int, ...],
+    mask: Ints,
     return_presence_mask: bool = False,
 ):
     """The values of the ids in `mask`, in its order; `default_value` for missing ids.
@@ -306,7 +307,7 @@ def sparse_to_dense_mask(
 
 @op("SparseToDenseMaskGradient")
 def sparse_to_dense_mask_gradient(
-    indices, dy, lengths=None, *, mask: tuple[int, ...], return_presence_mask: bool = False
+    indices, dy, lengths=None, *, mask: Ints, return_presence_mask: bool = False
 ):
     zero = jnp.zeros(dy.shape[1 if lengths is None else 2 :], dy.dtype)
     values = jnp.broadcast_to(zero, (indices.size, *zero.shape))

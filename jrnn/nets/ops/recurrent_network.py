@@ -31,7 +31,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jrnn.errors import OpError
 from jrnn.loops import scan
 from jrnn.nets.graph.ssa import undeclared_reads
-from jrnn.nets.ir import Op, written_by
+from jrnn.nets.ir import Blobs, Names, Op, written_by
 from jrnn.nets.lowering import RECOMPUTED, Context, execute
 from jrnn.nets.ops.recurrent_wiring import Link, Wiring, parse
 from jrnn.nets.ops.stopped_outputs import stop_outputs
@@ -64,8 +64,8 @@ class StepWorkspaces:
     As a pytree it holds the stacked blobs alone: a constant, such as a shape, stays known in a loop around the network.
     """
 
-    stacked: Mapping[str, Any] = field(default_factory=dict)
-    constant: Mapping[str, Any] = field(default_factory=dict)
+    stacked: Blobs = field(default_factory=dict)
+    constant: Blobs = field(default_factory=dict)
 
     def tree_flatten(self) -> tuple[Any, Any]:
         constant = [(name, _Constant(value)) for name, value in self.constant.items()]
@@ -127,7 +127,7 @@ def recurrent_network(*inputs, op, context):
     return tuple(results)
 
 
-def _names_to_keep(w: Wiring, context: Context) -> tuple[str, ...]:
+def _names_to_keep(w: Wiring, context: Context) -> Names:
     """The local blobs of the step net to store: all of them when run eagerly, else those that the backward net reads."""
     last = w.outputs[-1]
     if last in context.unread or last in w.collected or any(a.dst == last for a in w.aliases):
@@ -142,7 +142,7 @@ def _names_to_keep(w: Wiring, context: Context) -> tuple[str, ...]:
     return tuple(filter(reads.__contains__, written))
 
 
-def initial_states(w: Wiring, blobs: Mapping[str, Any]) -> dict[str, jax.Array]:
+def initial_states(w: Wiring, blobs: Blobs) -> dict[str, jax.Array]:
     """The first L slots of every state; see `initial_state`."""
     sequence = blobs[w.inputs[0]]
     states = {}
@@ -192,14 +192,12 @@ def _check_reach(link: Link, length: int, steps: int) -> None:
 class Forward:
     """The result of a run over time: the T+L slots of each state (an array or `_States`), other outputs, workspaces."""
 
-    states: Mapping[str, Any]
-    collected: Mapping[str, Any]
+    states: Blobs
+    collected: Blobs
     workspaces: StepWorkspaces
 
 
-def run_forward(
-    w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], context: Context
-) -> Forward:
+def run_forward(w: Wiring, blobs: Blobs, keep: Names, context: Context) -> Forward:
     """Runs the step net over time, and stores the blobs `keep` of every step."""
     steps = blobs[w.inputs[0]].shape[0]
     first = initial_states(w, blobs)
@@ -225,7 +223,7 @@ def run_forward(
             )
     scheduled = schedule(w.step_net, dict.fromkeys([*results, *w.collected.values(), *keep]))
 
-    def gather(env: Mapping[str, Any]) -> tuple[StepWorkspaces, dict[str, Any]]:
+    def gather(env: Blobs) -> tuple[StepWorkspaces, dict[str, Any]]:
         """What a step gives besides its states: the blobs to store, and the collected outputs."""
         stacked = {}
         constant = {}
@@ -276,13 +274,13 @@ class _Loop:
 
     w: Wiring
     scheduled: Schedule
-    first: Mapping[str, Any]
-    blobs: Mapping[str, Any]
+    first: Blobs
+    blobs: Blobs
     steps: int
-    gather: Callable[[Mapping[str, Any]], tuple[StepWorkspaces, dict[str, Any]]]
+    gather: Callable[[Blobs], tuple[StepWorkspaces, dict[str, Any]]]
     context: Context
 
-    def scan(self, step: Callable[..., Any], init: Any, sequences: Mapping[str, Any]) -> Any:
+    def scan(self, step: Callable[..., Any], init: Any, sequences: Blobs) -> Any:
         """Runs `step(carry, (t, slices of sequences))` over time."""
         xs = (jnp.arange(self.steps, dtype=jnp.int32), sequences)
         recompute = [RECOMPUTED] if self.w.recompute else None
@@ -297,7 +295,7 @@ def _one_slot(name: str, value: Any) -> Any:
     return jnp.asarray(value)[0]
 
 
-def sequence_views(w: Wiring, blobs: Mapping[str, Any], steps: int):
+def sequence_views(w: Wiring, blobs: Blobs, steps: int):
     """Returns the sequences to scan over, and a function that makes the step net's blobs from their slices and t."""
     plain = {}
     links = [link for link in w.links if link.external in blobs]
@@ -306,7 +304,7 @@ def sequence_views(w: Wiring, blobs: Mapping[str, Any], steps: int):
         if (link.offset, link.window) == (0, 1) and sequence.shape[0] == steps:
             plain[link.internal] = sequence
 
-    def views(xs: Mapping[str, Any], t: Any) -> dict[str, Any]:
+    def views(xs: Blobs, t: Any) -> dict[str, Any]:
         env = {name: x[None] for name, x in xs.items()}
         for link in links:
             if link.internal not in plain:
@@ -357,7 +355,7 @@ def _run_slot_by_slot(
     return states, gathered
 
 
-def _new_slot(link: Link, env: Mapping[str, Any], before: Any) -> Any:
+def _new_slot(link: Link, env: Blobs, before: Any) -> Any:
     """The new slot of a state, in the shape of the slots before."""
     new = jnp.asarray(env[link.internal])
     slot = (1, *before.shape[1:])

@@ -7,7 +7,6 @@ offset 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from jax import lax
 from jrnn.errors import GradientError, NetError, OpError
 from jrnn.loops import scan
 from jrnn.nets.graph.history import check_gradient_version
-from jrnn.nets.ir import Op, written_by
+from jrnn.nets.ir import Blobs, Names, Op, written_by
 from jrnn.nets.lowering import Context, execute
 from jrnn.nets.ops.recurrent_network import (
     StepWorkspaces,
@@ -106,22 +105,20 @@ class _Backward:
     """The inputs of the reverse loop, computed before it starts."""
 
     w: Wiring
-    inputs: Mapping[str, Any]
-    states: Mapping[str, Any]  # the T+L slots of each state
-    first: Mapping[str, Any]  # the first L
+    inputs: Blobs
+    states: Blobs  # the T+L slots of each state
+    first: Blobs  # the first L
     workspaces: StepWorkspaces
     forward: Schedule | None  # what the step net computes again, because it is not stored
     backward: Schedule | None
     # Gradients of local blobs that the backward net reads but nothing writes: they are zero.
-    unprovided: tuple[str, ...]
+    unprovided: Names
     reads: tuple[Link, ...]
     writes: tuple[Link, ...]
-    param_grads: tuple[str, ...]
+    param_grads: Names
 
     @classmethod
-    def of(
-        cls, w: Wiring, inputs: Mapping[str, Any], outputs: Mapping[str, Any], context: Context
-    ) -> _Backward:
+    def of(cls, w: Wiring, inputs: Blobs, outputs: Blobs, context: Context) -> _Backward:
         first = initial_states(w, inputs)
         states = {state: _restored(w, state, first[state], outputs) for state in w.states}
         if any(value is None for value in states.values()):
@@ -183,7 +180,7 @@ class _Backward:
             param_grads=param_grads,
         )
 
-    def run(self, arriving: Mapping[str, Any], context: Context) -> tuple:
+    def run(self, arriving: Blobs, context: Context) -> tuple:
         """Gradients of the sequences, the parameters and the initial states, in that order."""
         w = self.w
         steps = self.inputs[w.inputs[0]].shape[0]
@@ -260,7 +257,7 @@ class _Backward:
                 results.append(self._of_initial(k, gradients[state]))
         return tuple(results)
 
-    def _arriving(self, arriving: Mapping[str, Any], steps: int):
+    def _arriving(self, arriving: Blobs, steps: int):
         """Gradients that arrive from outside: of the slots after the last step, and of slot t+1 for every step t."""
         start = {}
         for s in self.w.smooth_states:
@@ -293,7 +290,7 @@ class _Backward:
                 )
         return start, every_step
 
-    def _earlier(self, state: str, gradients: Any, env: Mapping[str, Any]) -> Any:
+    def _earlier(self, state: str, gradients: Any, env: Blobs) -> Any:
         """The gradients of slots t, t+1, ... from slots t+1, t+2, ...: drops the last, and adds what step t writes."""
         slot = (1, *gradients.shape[1:])
         links = [k for k in self.writes if k.external == state + "_grad" and k.internal in env]
@@ -320,7 +317,7 @@ def _add(gradients: Any, start: int, more: Any) -> Any:
     return gradients.at[start : start + len(more)].add(more)
 
 
-def _restored(w: Wiring, state: str, first: Any, outputs: Mapping[str, Any]) -> Any:
+def _restored(w: Wiring, state: str, first: Any, outputs: Blobs) -> Any:
     """The slots of a state, assembled from an output that holds most of them; None without such an output."""
     for alias in w.aliases:
         output = outputs.get(alias.dst)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from jrnn.errors import NetError, OpError
 from jrnn.nets.graph.history import upgrade_arguments
-from jrnn.nets.ir import Net, Op
+from jrnn.nets.ir import Ints, Names, Net, Op
 from jrnn.nets.ops.values import raise_if
 
 
@@ -35,22 +35,22 @@ class Wiring:
     """The parsed arguments of one recurrent network; `inputs` are the inputs of the forward operator."""
 
     step_net: Net
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    inputs: Names
+    outputs: Names
     timestep: str
     links: tuple[Link, ...]
     aliases: tuple[Alias, ...]
-    states: tuple[str, ...]
-    initial_ids: tuple[int, ...]
+    states: Names
+    initial_ids: Ints
     backward_step_net: Net | None
     backward_links: tuple[Link, ...]
-    params: tuple[int, ...]
-    param_grads: tuple[str, ...]
-    outputs_with_grads: tuple[int, ...] | None
-    recompute: tuple[str, ...]
+    params: Ints
+    param_grads: Names
+    outputs_with_grads: Ints | None
+    recompute: Names
 
     @property
-    def sequences(self) -> tuple[str, ...]:
+    def sequences(self) -> Names:
         """The inputs that are read step by step."""
         external = {link.external for link in self.links}
         return tuple(filter(external.__contains__, dict.fromkeys(self.inputs)))
@@ -62,12 +62,12 @@ class Wiring:
         return {link.external: link.internal for link in self.links if link.external in ends}
 
     @property
-    def smooth_sequences(self) -> tuple[str, ...]:
+    def smooth_sequences(self) -> Names:
         """The sequences that get a gradient."""
         return tuple(name for name in self.sequences if self.gradient_links(name))
 
     @property
-    def smooth_states(self) -> tuple[str, ...]:
+    def smooth_states(self) -> Names:
         """The states that gradients pass through: all of them without a backward pass."""
         if not self.backward_links:
             return self.states

@@ -11,21 +11,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrnn.nets.ir import Ints
 from jrnn.nets.ops.values import as_float, canonical_axis, int64, known_integer, magnitude, raise_if
 from jrnn.nets.ops.vjp import op_with_vjp
 from jrnn.nets.registry import op
 
 
-def reduced_axes(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
+def reduced_axes(axes: Ints, rank: int) -> Ints:
     """The axes to reduce, counted from the front; all of them if none is given."""
     return tuple(dict.fromkeys(canonical_axis(a, rank, "axes") for a in axes)) or tuple(range(rank))
 
 
-def sum_of(x: Any, axes: tuple[int, ...]) -> Any:
+def sum_of(x: Any, axes: Ints) -> Any:
     return jnp.sum(x, axes, keepdims=True, dtype=x.dtype)
 
 
-def mean_of(x: Any, axes: tuple[int, ...]) -> Any:
+def mean_of(x: Any, axes: Ints) -> Any:
     count = int(np.prod([x.shape[a] for a in axes]))
     return sum_of(as_float(x), axes) / max(count, 1)
 
@@ -34,7 +35,7 @@ def _extremum(pick: Callable) -> Callable:
     """max or min that gives the whole derivative to every element that attains it (jnp's splits it among them)."""
 
     @partial(jax.custom_jvp, nondiff_argnums=(1,))
-    def extremum(x: Any, axes: tuple[int, ...]) -> Any:
+    def extremum(x: Any, axes: Ints) -> Any:
         initial = None
         if not x.size:
             # The result of a reduction over no elements is the largest or smallest finite number.
@@ -56,12 +57,12 @@ max_of = _extremum(jnp.max)
 min_of = _extremum(jnp.min)
 
 
-def l1_of(x: Any, axes: tuple[int, ...]) -> Any:
+def l1_of(x: Any, axes: Ints) -> Any:
     return sum_of(magnitude(as_float(x)), axes)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
-def l2_of(x: Any, axes: tuple[int, ...]) -> Any:
+def l2_of(x: Any, axes: Ints) -> Any:
     return jnp.sqrt(sum_of(jnp.square(as_float(x)), axes))
 
 
@@ -78,7 +79,7 @@ def _register(type: str, reduced: Callable) -> None:
     """Registers a reduction; `reduced(x, axes)` keeps the dimensions."""
 
     @op_with_vjp(type, gradient=f"{type}Gradient(dy, x, y)")
-    def forward(x, *, axes: tuple[int, ...] = (), keepdims: bool = True):
+    def forward(x, *, axes: Ints = (), keepdims: bool = True):
         over = reduced_axes(axes, x.ndim)
         y = reduced(x, over)
         return y if keepdims else jnp.squeeze(y, over)

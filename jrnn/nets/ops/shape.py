@@ -8,6 +8,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import OpError
+from jrnn.nets.ir import Ints, Shape
 from jrnn.nets.memory import check_size
 from jrnn.nets.ops.broadcast_arithmetic import collect
 from jrnn.nets.ops.values import (
@@ -23,7 +24,7 @@ from jrnn.nets.registry import gradient, op
 
 
 @op("Reshape", outputs=2, inplace={0: 0})
-def reshape(x, new_shape=None, *, shape: tuple[int, ...] | None = None):
+def reshape(x, new_shape=None, *, shape: Shape | None = None):
     """x in another shape, in which 0 keeps a dimension and one -1 is inferred; and the old shape."""
     if (new_shape is None) == (shape is None):
         raise OpError(
@@ -67,7 +68,7 @@ def _dims(dims):
 
 
 @op("Squeeze", inplace={0: 0}, gradient="ExpandDims(dy)")
-def squeeze(x, *, dims: tuple[int, ...]):
+def squeeze(x, *, dims: Shape):
     axes = _dims(dims)
     if axes[-1] >= x.ndim or any(x.shape[d] != 1 for d in axes):
         raise OpError(f"x is {describe(x)}; it must have size 1 in each of the dimensions {axes}")
@@ -75,7 +76,7 @@ def squeeze(x, *, dims: tuple[int, ...]):
 
 
 @op("ExpandDims", inplace={0: 0}, gradient="Squeeze(dy)")
-def expand_dims(x, *, dims: tuple[int, ...]):
+def expand_dims(x, *, dims: Shape):
     """x with dimensions of size 1 inserted at `dims` of the result."""
     axes = _dims(dims)
     if axes[-1] >= x.ndim + len(axes):
@@ -86,7 +87,7 @@ def expand_dims(x, *, dims: tuple[int, ...]):
 
 
 @op("Transpose")
-def transpose(x, *, axes: tuple[int, ...] = ()):
+def transpose(x, *, axes: Ints = ()):
     """Dimension k of the result is dimension axes[k] of x; without `axes`, all are reversed."""
     axes = axes or tuple(reversed(range(x.ndim)))
     raise_if(
@@ -143,17 +144,15 @@ def slice_(
     starts_blob=None,
     ends_blob=None,
     *,
-    starts: tuple[int, ...] | None = None,
-    ends: tuple[int, ...] | None = None,
+    starts: Ints | None = None,
+    ends: Ints | None = None,
 ):
     bounds = _bounds(x, starts, ends, starts_blob, ends_blob)
     return jnp.asarray(x)[tuple(slice(start, end) for start, end in bounds)]
 
 
 @op("SliceGradient")
-def slice_gradient(
-    x, *more, starts: tuple[int, ...] | None = None, ends: tuple[int, ...] | None = None
-):
+def slice_gradient(x, *more, starts: Ints | None = None, ends: Ints | None = None):
     """dy among zeros. Reads (x, dy), or (x, starts, ends, dy)."""
     *blobs, dy = more
     bounds = _bounds(x, starts, ends, *(blobs or (None, None)))
@@ -162,7 +161,7 @@ def slice_gradient(
 
 
 @op("Shape", gradient="forbidden")
-def shape(x, *, axes: tuple[int, ...] = ()):
+def shape(x, *, axes: Ints = ()):
     """The shape of x, or the sizes of some of its dimensions, as int64."""
     for axis in axes:
         raise_if(
@@ -222,7 +221,7 @@ def split(
     op,
     axis: int | None = None,
     order: str | None = None,
-    split: tuple[int, ...] = (),
+    split: Ints = (),
     add_axis: bool = False,
 ):
     """Splits x along `axis` into parts of the given sizes, by default equal ones; with `add_axis`, drops that axis."""
@@ -277,7 +276,7 @@ def _repeats(
     return count, canonical_axis(_scalar(axis_blob, axis, "axis"), x.ndim)
 
 
-def _tiled(x: Any, repeats: tuple[int, ...]) -> Any:
+def _tiled(x: Any, repeats: Ints) -> Any:
     check_size([size * times for size, times in zip(x.shape, repeats)], x.dtype)
     return np.tile(x, repeats) if x.dtype.kind in STRINGS else jnp.tile(x, repeats)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from jrnn.errors import JrnnError, PlanError, near, printable
 from jrnn.nets.graph.scope import reads
-from jrnn.nets.ir import ExecutionStep, Net, Plan, written_by
+from jrnn.nets.ir import Blobs, ExecutionStep, Net, Plan, written_by
 from jrnn.nets.lowering import Freed, run_net, without_sources
 
 # The fields of a step that `show_steps` prints, in order.
@@ -43,7 +43,7 @@ class _Workspace(ChainMap[str, Any]):
 
 def run_plan(
     plan: Plan,
-    blobs: Mapping[str, Any] | None = None,
+    blobs: Blobs | None = None,
     *,
     key: Any = None,
     max_iterations: int | None = None,
@@ -98,7 +98,7 @@ class _Execution:
     def __init__(
         self,
         plan: Plan,
-        given: Mapping[str, Any],
+        given: Blobs,
         *,
         key: Any,
         max_iterations: int | None,
@@ -209,7 +209,7 @@ def _stops(step: ExecutionStep, ws: _Workspace) -> bool:
     return bool(np.asarray(value).reshape(()))
 
 
-def _checked(plan: Plan, given: Mapping[str, Any]) -> dict[str, Net]:
+def _checked(plan: Plan, given: Blobs) -> dict[str, Net]:
     """Returns the nets by name; raises PlanError for a plan that cannot run with any values."""
     nets: dict[str, Net] = {}
     for net in plan.networks:

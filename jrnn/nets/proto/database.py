@@ -15,7 +15,7 @@ import numpy as np
 
 from jrnn.errors import FormatError, needs_extra
 from jrnn.files import open_file, write_whole
-from jrnn.nets.ir import Net
+from jrnn.nets.ir import Names, Net
 from jrnn.nets.proto.codec import read_source
 from jrnn.nets.proto.messages import (
     DEFAULT_LIMITS,
@@ -52,8 +52,8 @@ class PredictorFile:
     predict_net: Net
     predict_init_net: Net
     global_init_net: Net
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    inputs: Names
+    outputs: Names
     parameters: Mapping[str, np.ndarray] = dataclasses.field(repr=False)
 
 

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtoMessage
 
 from jrnn.errors import FormatError, describe_op
-from jrnn.nets.ir import ARG_KINDS, Arg, DeviceOption, Message, Net, Numbers, Op
+from jrnn.nets.ir import ARG_KINDS, Arg, DeviceOption, Message, Names, Net, Numbers, Op
 from jrnn.nets.proto.messages import (
     DEFAULT_LIMITS,
     Limits,
@@ -80,7 +80,7 @@ class MessageReader:
 
     def op(self, m: Any, depth: int, index: int, net_name: str) -> Op:
         type: str = ""
-        outputs: tuple[str, ...] = ()
+        outputs: Names = ()
         try:
             type = _take(m, "type")
             outputs = _take_all(m, "output")
@@ -178,7 +178,7 @@ def _take(m: Any, field: str) -> str:
     return value
 
 
-def _take_all(m: Any, field: str) -> tuple[str, ...]:
+def _take_all(m: Any, field: str) -> Names:
     values = tuple(check_text(value, field) for value in getattr(m, field))
     m.ClearField(field)
     return values

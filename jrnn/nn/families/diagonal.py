@@ -21,9 +21,9 @@ from jax.nn import initializers
 from jrnn import jaxprs
 from jrnn.errors import LayerError
 from jrnn.nn.checks import check_integer
-from jrnn.nn.recurrent import Parameter, RecurrentLayer, constant, uniform
+from jrnn.nn.recurrent import ParameterTable, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
-from jrnn.nn.span import Span, along_last, heads
+from jrnn.nn.span import Pair, Span, along_last, heads
 
 
 def _complex(re: Array, im: Array) -> Array:
@@ -32,7 +32,7 @@ def _complex(re: Array, im: Array) -> Array:
     return jax.lax.complex(re.astype(dtype), im.astype(dtype))
 
 
-def _diagonal(h: Array, log_transition: Array, u: Array, span: Span) -> tuple[Array, Array]:
+def _diagonal(h: Array, log_transition: Array, u: Array, span: Span) -> Pair:
     """h' = exp(log_transition dt) h + u over time; the states of all steps, and the last one.
 
     `u` [T, N, H] is what an input gives to the state of the next step with dt = 1. An input that stays for dt gives
@@ -45,7 +45,7 @@ def _diagonal(h: Array, log_transition: Array, u: Array, span: Span) -> tuple[Ar
         transition = jnp.exp(exponent)
         u = u * (jnp.expm1(exponent) / jnp.expm1(log_transition)[None, None])
 
-    def step(h: Array, at: Any) -> tuple[Array, Array]:
+    def step(h: Array, at: Any) -> Pair:
         u, own = at
         h = (transition if own is None else own) * h + u
         return h, h
@@ -72,7 +72,7 @@ class _ComplexState(RecurrentLayer):
         log_transition: Array,
         scale: Array,
         span: Span,
-    ) -> tuple[Array, Array]:
+    ) -> Pair:
         """Re(C h) for all steps of h' = exp(log_transition) h + scale B x, and the last h."""
         u = _complex(span.linear(x, p["B_re"]), span.linear(x, p["B_im"]))
         hs, h = _diagonal(h, log_transition, along_last(scale, u) * u, span)
@@ -116,7 +116,7 @@ class LRU(_ComplexState):
         self.max_phase = max_phase
         super().__init__(input_size, input_size, rngs=rngs, **options)
 
-    def _parameters(self) -> dict[str, Parameter]:
+    def _parameters(self) -> ParameterTable:
         d = self.input_size
         h = self.hidden_size
         shapes = {"B_re": (h, d), "B_im": (h, d), "C_re": (d, h), "C_im": (d, h)}
@@ -147,7 +147,7 @@ class LRU(_ComplexState):
             name: value.astype(dtype) for name, value in drawn.items()
         }
 
-    def _run(self, p: Any, x: Array, h: Array, span: Span) -> tuple[Array, Array]:
+    def _run(self, p: Any, x: Array, h: Array, span: Span) -> Pair:
         log_lambda = _complex(-jnp.exp(p["nu_log"]), jnp.exp(p["theta_log"])).astype(h.dtype)
         y, h = self._through(p, x, h, log_lambda, jnp.exp(p["gamma_log"]), span)
         return y + along_last(p["D"], x) * x, h
@@ -192,7 +192,7 @@ class S5(_ComplexState):
         self.dt_range = (dt_min, dt_max)
         super().__init__(input_size, input_size, rngs=rngs, **options)
 
-    def _parameters(self) -> dict[str, Parameter]:
+    def _parameters(self) -> ParameterTable:
         d = self.input_size
         h = self.hidden_size
         names = ("Lambda_re", "Lambda_im", "log_step")
@@ -224,7 +224,7 @@ class S5(_ComplexState):
             name: value.astype(dtype) for name, value in drawn.items()
         }
 
-    def _run(self, p: Any, x: Array, h: Array, span: Span) -> tuple[Array, Array]:
+    def _run(self, p: Any, x: Array, h: Array, span: Span) -> Pair:
         poles = _complex(jnp.minimum(p["Lambda_re"], -1e-4), p["Lambda_im"]).astype(h.dtype)
         exponent = poles * jnp.exp(p["log_step"])
         y, h = self._through(p, x, h, exponent, (jnp.exp(exponent) - 1) / poles, span)
@@ -269,7 +269,7 @@ class RGLRU(RecurrentLayer):
         self.num_heads = check_heads("RGLRU", num_heads, input_size, "input_size")
         super().__init__(input_size, input_size, rngs=rngs, **options)
 
-    def _parameters(self) -> dict[str, Parameter]:
+    def _parameters(self) -> ParameterTable:
         d = self.input_size
         k = self.num_heads
         start, _ = uniform(d // k, d // k)
@@ -286,7 +286,7 @@ class RGLRU(RecurrentLayer):
     def _fresh(self, batch: int, dtype: Any) -> Array:
         return jnp.zeros((batch, self.input_size), dtype)
 
-    def _run(self, p: Any, x: Array, h: Array, span: Span) -> tuple[Array, Array]:
+    def _run(self, p: Any, x: Array, h: Array, span: Span) -> Pair:
         def gate(name: str) -> Array:
             weight = p[f"weight_{name}"].astype(span.dtype)
             parts = heads(x, self.num_heads)
@@ -302,7 +302,7 @@ class RGLRU(RecurrentLayer):
         return y, h
 
 
-def rg_lru(h: Array, at: Any) -> tuple[Array, Array]:
+def rg_lru(h: Array, at: Any) -> Pair:
     """h' = a h + u, where u is the gated and scaled input."""
     a, u = at
     h = a * h + u

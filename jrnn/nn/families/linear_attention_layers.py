@@ -20,9 +20,9 @@ from jrnn.errors import LayerError
 from jrnn.nn.checks import check_integer
 from jrnn.nn.families.diagonal import check_heads
 from jrnn.nn.families.mamba_layer import state_space, time_steps
-from jrnn.nn.recurrent import Outputs, Parameter, RecurrentLayer, constant, uniform
+from jrnn.nn.recurrent import Outputs, ParameterTable, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
-from jrnn.nn.span import Span, along_last, heads, layer_norm, rms_norm, rotate, unit_length
+from jrnn.nn.span import Pair, Span, along_last, heads, layer_norm, rms_norm, rotate, unit_length
 
 
 class _Attention(RecurrentLayer):
@@ -53,7 +53,7 @@ class _Attention(RecurrentLayer):
         """The features of keys and of values where none are given."""
         return input_size, input_size
 
-    def _parameters(self) -> dict[str, Parameter]:
+    def _parameters(self) -> ParameterTable:
         d = self.input_size
         c = self.key_size
         v = self.value_size
@@ -102,12 +102,12 @@ class RetNet(_Attention):
     def _default_sizes(self, input_size: int) -> tuple[int, int]:
         return input_size, 2 * input_size
 
-    def _parameters(self) -> dict[str, Parameter]:
+    def _parameters(self) -> ParameterTable:
         shared = super()._parameters()
         del shared["norm"]  # RetNet's has no parameters
         return shared | {"W_g": uniform(self.value_size, self.input_size)}
 
-    def _fresh(self, batch: int, dtype: Any) -> tuple[Array, Array]:
+    def _fresh(self, batch: int, dtype: Any) -> Pair:
         return jnp.zeros(batch, jnp.int32), super()._fresh(batch, dtype)
 
     def _run(self, p: Any, x: Array, state: Any, span: Span) -> Outputs:
@@ -150,7 +150,7 @@ class GLA(_Attention):
     def _default_sizes(self, input_size: int) -> tuple[int, int]:
         return input_size // 2, input_size
 
-    def _parameters(self) -> dict[str, Parameter]:
+    def _parameters(self) -> ParameterTable:
         d = self.input_size
         c = self.key_size
         v = self.value_size
@@ -161,7 +161,7 @@ class GLA(_Attention):
         }
         return super()._parameters() | gates | {"W_r": uniform(v, d), "b_r": constant(0.0, v)}
 
-    def _run(self, p: Any, x: Array, S: Array, span: Span) -> tuple[Array, Array]:
+    def _run(self, p: Any, x: Array, S: Array, span: Span) -> Pair:
         q, k, v = self._projected(p, x, span)
         a = span.linear(span.linear(x, p["W_a1"]), p["W_a2"], p["b_a"])
         a = heads(jnp.exp(jax.nn.log_sigmoid(a) / 16), self.num_heads)
@@ -171,7 +171,7 @@ class GLA(_Attention):
         return span.linear(y, p["W_o"]), S
 
 
-def gated(S: Array, at: Any) -> tuple[Array, Array]:
+def gated(S: Array, at: Any) -> Pair:
     """S' = diag(a) S + k v^T, y = S'^T q: q, k, a [N, K, C], v [N, K, V]; S [N, K, C, V]."""
     q, k, v, a = at
     S = a[..., :, None] * S + k[..., :, None] * v[..., None, :]
@@ -207,13 +207,13 @@ class DeltaNet(_Attention):
     def _channels(self) -> int:
         return 2 * self.key_size + self.value_size
 
-    def _parameters(self) -> dict[str, Parameter]:
+    def _parameters(self) -> ParameterTable:
         beta = {"W_beta": uniform(self.num_heads, self.input_size)}
         return (
             super()._parameters() | beta | {"conv_weight": uniform(self._channels, self.conv_size)}
         )
 
-    def _fresh(self, batch: int, dtype: Any) -> tuple[Array, Array]:
+    def _fresh(self, batch: int, dtype: Any) -> Pair:
         return jnp.zeros((batch, self.conv_size - 1, self._channels), dtype), super()._fresh(
             batch, dtype
         )
@@ -232,13 +232,13 @@ class DeltaNet(_Attention):
         S, y = self._recurrence(p, x, S, (*qkv, jax.nn.sigmoid(span.linear(x, p["W_beta"]))), span)
         return span.linear(y.reshape(*y.shape[:2], -1), p["W_o"]), (window, S)
 
-    def _recurrence(self, p: Any, x: Array, S: Array, xs: Any, span: Span) -> tuple[Array, Array]:
+    def _recurrence(self, p: Any, x: Array, S: Array, xs: Any, span: Span) -> Pair:
         """The last S, and the normalized outputs of the heads; xs are q, k, v and beta."""
         S, y = span.scan(delta, S, xs)
         return S, rms_norm(y, p["norm"])
 
 
-def delta(S: Array, at: Any) -> tuple[Array, Array]:
+def delta(S: Array, at: Any) -> Pair:
     """S' = S + beta k (v - S^T k)^T, y = S'^T q: q, k [N, K, C], v [N, K, V], beta [N, K]; S [N, K, C, V]."""
     q, k, v, beta = at
     stored = jnp.einsum("nkc,nkcv->nkv", k, S)
@@ -264,7 +264,7 @@ class GatedDeltaNet(DeltaNet):
     ((5, 2, 8), (2, 3, 24), (2, 2, 4, 4))
     """
 
-    def _parameters(self) -> dict[str, Parameter]:
+    def _parameters(self) -> ParameterTable:
         d = self.input_size
         v = self.value_size
         k = self.num_heads
@@ -275,7 +275,7 @@ class GatedDeltaNet(DeltaNet):
         decays = {"W_a": uniform(k, d), "A_log": (log_decays, (k,)), "dt_bias": (time_steps, (k,))}
         return super()._parameters() | decays | {"W_g": uniform(v, d)}
 
-    def _recurrence(self, p: Any, x: Array, S: Array, xs: Any, span: Span) -> tuple[Array, Array]:
+    def _recurrence(self, p: Any, x: Array, S: Array, xs: Any, span: Span) -> Pair:
         dt = jax.nn.softplus(span.linear(x, p["W_a"], p["dt_bias"]))
         S, y = span.scan(gated_delta, S, (*xs, jnp.exp(-along_last(jnp.exp(p["A_log"]), dt) * dt)))
         return S, rms_norm(y, p["norm"]) * jax.nn.silu(
@@ -283,7 +283,7 @@ class GatedDeltaNet(DeltaNet):
         )
 
 
-def gated_delta(S: Array, at: Any) -> tuple[Array, Array]:
+def gated_delta(S: Array, at: Any) -> Pair:
     """As `delta`, from alpha S instead of S; alpha [N, K]."""
     *others, alpha = at
     return delta(alpha[..., None, None] * S, tuple(others))

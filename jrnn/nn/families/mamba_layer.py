@@ -17,9 +17,9 @@ from jax import Array
 
 from jrnn.nn.checks import check_integer
 from jrnn.nn.families.diagonal import check_heads
-from jrnn.nn.recurrent import Outputs, Parameter, RecurrentLayer, constant, uniform
+from jrnn.nn.recurrent import Outputs, ParameterTable, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
-from jrnn.nn.span import Span, along_last, heads, rms_norm
+from jrnn.nn.span import Pair, Span, along_last, heads, rms_norm
 
 
 def time_steps(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
@@ -72,7 +72,7 @@ class Mamba(RecurrentLayer):
         self.dt_rank = -(-input_size // 16) if dt_rank is None else dt_rank
         super().__init__(input_size, input_size, rngs=rngs, **options)
 
-    def _parameters(self) -> dict[str, Parameter]:
+    def _parameters(self) -> ParameterTable:
         d = self.input_size
         i = self.hidden_size
         s = self.state_size
@@ -93,7 +93,7 @@ class Mamba(RecurrentLayer):
             "out_proj": uniform(d, i),
         }
 
-    def _fresh(self, batch: int, dtype: Any) -> tuple[Array, Array]:
+    def _fresh(self, batch: int, dtype: Any) -> Pair:
         window = jnp.zeros((batch, self.conv_size - 1, self.hidden_size), dtype)
         return window, jnp.zeros((batch, self.hidden_size, self.state_size), dtype)
 
@@ -114,7 +114,7 @@ class Mamba(RecurrentLayer):
 def selective(A: Array) -> Any:
     """The step of Mamba's recurrence: h [N, I, S]; x, dt [N, I]; b, c [N, S]; A [I, S]."""
 
-    def step(h: Array, at: Any) -> tuple[Array, Array]:
+    def step(h: Array, at: Any) -> Pair:
         x, dt, b, c = at
         h = jnp.exp(dt[..., None] * A[None]) * h + (dt * x)[..., None] * b[:, None]
         return h, jnp.einsum("nis,ns->ni", h, c)
@@ -168,7 +168,7 @@ class Mamba2(RecurrentLayer):
     def _channels(self) -> int:
         return self.hidden_size + 2 * self.num_groups * self.state_size
 
-    def _parameters(self) -> dict[str, Parameter]:
+    def _parameters(self) -> ParameterTable:
         d = self.input_size
         i = self.hidden_size
         k = self.num_heads
@@ -187,7 +187,7 @@ class Mamba2(RecurrentLayer):
             "out_proj": uniform(d, i),
         }
 
-    def _fresh(self, batch: int, dtype: Any) -> tuple[Array, Array]:
+    def _fresh(self, batch: int, dtype: Any) -> Pair:
         width = self.hidden_size // self.num_heads
         window = jnp.zeros((batch, self.conv_size - 1, self._channels), dtype)
         return window, jnp.zeros((batch, self.num_heads, self.state_size, width), dtype)
@@ -211,7 +211,7 @@ class Mamba2(RecurrentLayer):
         return span.linear(y, p["out_proj"]), (window, S)
 
 
-def state_space(S: Array, at: Any) -> tuple[Array, Array]:
+def state_space(S: Array, at: Any) -> Pair:
     """S' = decay S + k v^T, y = S'^T q in each head: q, k [N, K, S], v [N, K, P], decay [N, K]; S [N, K, S, P]."""
     q, k, v, decay = at
     S = decay[..., None, None] * S + k[..., :, None] * v[..., None, :]

@@ -15,9 +15,9 @@ from flax import nnx
 from jax import Array
 from jax.nn import initializers
 
-from jrnn.nn.recurrent import Parameter, RecurrentLayer, constant, uniform
+from jrnn.nn.recurrent import ParameterTable, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
-from jrnn.nn.span import Span
+from jrnn.nn.span import Pair, Span
 
 
 class _Elementwise(RecurrentLayer):
@@ -34,7 +34,7 @@ class _Elementwise(RecurrentLayer):
         return jnp.zeros((batch, self.hidden_size), dtype)
 
 
-def _between(h: Array, at: Any) -> tuple[Array, Array]:
+def _between(h: Array, at: Any) -> Pair:
     """h' = z h + (1 - z) candidate."""
     z, candidate = at
     h = z * h + (1 - z) * candidate
@@ -55,7 +55,7 @@ class MinGRU(_Elementwise):
     ((5, 2, 4), (2, 4))
     """
 
-    def _parameters(self) -> dict[str, Parameter]:
+    def _parameters(self) -> ParameterTable:
         d = self.input_size
         h = self.hidden_size
         return {
@@ -65,7 +65,7 @@ class MinGRU(_Elementwise):
             "bias_h": constant(0.0, h),
         }
 
-    def _run(self, p: Any, x: Array, h: Array, span: Span) -> tuple[Array, Array]:
+    def _run(self, p: Any, x: Array, h: Array, span: Span) -> Pair:
         z, candidate = (span.linear(x, p[f"weight_{gate}"], p[f"bias_{gate}"]) for gate in "zh")
         h, y = span.scan(_between, h, (jax.nn.sigmoid(-z), candidate))
         return y, h
@@ -85,7 +85,7 @@ class MinLSTM(_Elementwise):
     (True, 0.0)
     """
 
-    def _parameters(self) -> dict[str, Parameter]:
+    def _parameters(self) -> ParameterTable:
         d = self.input_size
         h = self.hidden_size
         weights = {f"weight_{gate}": uniform(h, d) for gate in "fih"}
@@ -95,7 +95,7 @@ class MinLSTM(_Elementwise):
             "bias_h": constant(0.0, h),
         }
 
-    def _run(self, p: Any, x: Array, h: Array, span: Span) -> tuple[Array, Array]:
+    def _run(self, p: Any, x: Array, h: Array, span: Span) -> Pair:
         f, i, candidate = (span.linear(x, p[f"weight_{gate}"], p[f"bias_{gate}"]) for gate in "fih")
         # f/(f + i) as a sigmoid: neither quotient is 0/0 where both gates are closed.
         forget = jax.nn.sigmoid(jax.nn.log_sigmoid(f) - jax.nn.log_sigmoid(i))
@@ -117,7 +117,7 @@ class IndRNN(_Elementwise):
     ((2, 4), True)
     """
 
-    def _parameters(self) -> dict[str, Parameter]:
+    def _parameters(self) -> ParameterTable:
         d = self.input_size
         h = self.hidden_size
         return {
@@ -126,10 +126,10 @@ class IndRNN(_Elementwise):
             "bias": constant(0.0, h),
         }
 
-    def _run(self, p: Any, x: Array, h: Array, span: Span) -> tuple[Array, Array]:
+    def _run(self, p: Any, x: Array, h: Array, span: Span) -> Pair:
         u = p["recurrent"][None]
 
-        def step(h: Array, wx: Array) -> tuple[Array, Array]:
+        def step(h: Array, wx: Array) -> Pair:
             h = jax.nn.relu(wx + u * h)
             return h, h
 

@@ -20,7 +20,7 @@ from jrnn.nn.checks import check_integer
 from jrnn.nn.families.diagonal import check_heads
 from jrnn.nn.recurrent import Outputs, Parameter, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
-from jrnn.nn.span import Span, along_last, heads, layer_norm, unit_length
+from jrnn.nn.span import Pair, Span, along_last, heads, layer_norm, unit_length
 
 MIXED = "rwkvag"  # receptance, decay, key, value, in-context learning rate, gate
 
@@ -74,7 +74,7 @@ class RWKV7(RecurrentLayer):
         }
         return mixtures | weights | low | back | biases | ends
 
-    def _fresh(self, batch: int, dtype: Any) -> tuple[Array, Array]:
+    def _fresh(self, batch: int, dtype: Any) -> Pair:
         k = self.num_heads
         c = self.input_size // self.num_heads
         return jnp.zeros((batch, self.input_size), dtype), jnp.zeros((batch, k, c, c), dtype)
@@ -98,7 +98,7 @@ def time_mixing(
     epsilon: float = 64e-5,
     length_epsilon: float = 1e-12,
     values: Callable[[Array], Array] = lambda v: v,
-) -> tuple[Array, Array]:
+) -> Pair:
     """The gated output [T, N, D] before its last product, and the next state.
 
     Args:
@@ -133,14 +133,14 @@ def bonus(r: Array, k: Array, v: Array, rho: Array) -> Array:
     return jnp.sum(r * k * along_last(rho, r), axis=-1, keepdims=True) * v
 
 
-def decayed(S: Array, at: Any) -> tuple[Array, Array]:
+def decayed(S: Array, at: Any) -> Pair:
     """RWKV-6: y = S^T r with the state before the step, S' = diag(w) S + k v^T: r, k and w [N, K, C], v [N, K, V]."""
     r, k, v, w = at
     y = jnp.einsum("nkcv,nkc->nkv", S, r)
     return w[..., None] * S + k[..., :, None] * v[..., None, :], y
 
 
-def generalized_delta(S: Array, at: Any) -> tuple[Array, Array]:
+def generalized_delta(S: Array, at: Any) -> Pair:
     """S' = S diag(w) - (S kk) b^T + v k^T, y = S' r: all [N, K, C]; S [N, K, values, keys]."""
     r, w, k, v, kk, b = at
     removed = jnp.einsum("nkvc,nkc->nkv", S, kk)

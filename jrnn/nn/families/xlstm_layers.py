@@ -17,7 +17,7 @@ from jax import Array
 from jax.nn import initializers
 
 from jrnn.nn.families.diagonal import check_heads
-from jrnn.nn.recurrent import Outputs, Parameter, RecurrentLayer, constant, uniform
+from jrnn.nn.recurrent import Outputs, ParameterTable, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
 from jrnn.nn.span import Span, heads, layer_norm
 
@@ -61,7 +61,7 @@ class SLSTM(RecurrentLayer):
         self.num_heads = check_heads("SLSTM", num_heads, self.hidden_size, "hidden_size")
         super().__init__(input_size, self.hidden_size, rngs=rngs, **options)
 
-    def _parameters(self) -> dict[str, Parameter]:
+    def _parameters(self) -> ParameterTable:
         d = self.input_size
         h = self.hidden_size
         k = self.num_heads
@@ -138,7 +138,7 @@ class MLSTM(RecurrentLayer):
         self.num_heads = check_heads("MLSTM", num_heads, self.hidden_size, "hidden_size")
         super().__init__(input_size, input_size, rngs=rngs, **options)
 
-    def _parameters(self) -> dict[str, Parameter]:
+    def _parameters(self) -> ParameterTable:
         d = self.input_size
         h = self.hidden_size
         k = self.num_heads

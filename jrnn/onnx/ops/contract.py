@@ -16,8 +16,14 @@ def precision() -> lax.Precision | None:
     return lax.Precision.HIGHEST if jax.config.jax_default_matmul_precision is None else None  # type: ignore[attr-defined]
 
 
-op("Einsum")(lambda node, *values: jnp.einsum(node.get("equation"), *values, precision=precision()))
-op("MatMul")(lambda node, a, b: jnp.matmul(a, b, precision=precision()))
+@op("Einsum")
+def _(node, *values):
+    return jnp.einsum(node.get("equation"), *values, precision=precision())
+
+
+@op("MatMul")
+def _(node, a, b):
+    return jnp.matmul(a, b, precision=precision())
 
 
 @op("Gemm")
@@ -85,7 +91,10 @@ def _(node, x):
 def _(node, x):
     axis = node.get("axis", -1 if node.opset >= 13 else 1)
     # once over all axes from `axis`
-    flat = x.reshape((math.prod(x.shape[:axis]), -1)) if node.opset < 13 else x
+    if node.opset < 13:
+        flat = x.reshape((math.prod(x.shape[:axis]), -1))
+    else:
+        flat = x
     axis = 1 if node.opset < 13 else axis
     if node.type == "Hardmax":
         out = jax.nn.one_hot(jnp.argmax(flat, axis), flat.shape[axis], dtype=x.dtype, axis=axis)
@@ -96,7 +105,10 @@ def _(node, x):
 
 def normalized(node, x, axes, epsilon: float = 1e-5, centers: bool = True):
     """x normalized over axes, its mean, and the inverse of its standard deviation, or of the root of its mean square."""
-    mean = jnp.mean(x, axes, keepdims=True) if centers else jnp.zeros((1,) * x.ndim, x.dtype)
+    if centers:
+        mean = jnp.mean(x, axes, keepdims=True)
+    else:
+        mean = jnp.zeros((1,) * x.ndim, x.dtype)
     variance = jnp.mean(jnp.square(x - mean), axes, keepdims=True)
     inverse = lax.rsqrt(variance + np.asarray(node.get("epsilon", epsilon), x.dtype))
     return (x - mean) * inverse, mean, inverse

@@ -69,11 +69,16 @@ def _steps(node, body, count, condition, carried, most) -> int | None:
     """
     if is_traced(count) or is_traced(condition):
         return None
-    limit = np.inf if count is None else int(np.asarray(count).reshape(()))
+    if count is None:
+        limit = np.inf
+    else:
+        limit = int(np.asarray(count).reshape(()))
     if condition is not None and not np.asarray(condition).all():
         return 0
     if _goes_on(body):
-        return None if count is None else max(limit, 0)
+        if count is None:
+            return None
+        return max(limit, 0)
     counting, needed = _counting(body)
     for k in needed:
         value = carried[k]
@@ -167,7 +172,9 @@ def _while(node, body, count, condition, carried):
     """A loop whose number of steps depends on computed values; it has no outputs of every step."""
 
     def go(k, on, *_):
-        return on if count is None else on & (k < bound(k, count))
+        if count is None:
+            return on
+        return on & (k < bound(k, count))
 
     def step(k, on, *rest):
         on, *rest = node.run(body, [k, on, *rest])
@@ -197,7 +204,10 @@ def _without_closure(function, state):
 
 def _unrolled(node, body, count, condition, state):
     """A loop that runs while the graph is traced; its condition must be known."""
-    steps = np.inf if count is None else int(node.known(count, "the number of steps").reshape(()))
+    if count is None:
+        steps = np.inf
+    else:
+        steps = int(node.known(count, "the number of steps").reshape(()))
     on = True if condition is None else condition
     k = 0
     width = len(state)
@@ -242,7 +252,10 @@ def scan_node(node, *values):
         raise ConversionError(
             f"{node}: sequences of both directions are only supported from operator set 9 on"
         )
-    out_ways = [reverse] * outputs if batched else node.get("scan_output_directions", [0] * outputs)
+    if batched:
+        out_ways = [reverse] * outputs
+    else:
+        out_ways = node.get("scan_output_directions", [0] * outputs)
     in_axes = node.get("scan_input_axes", [int(batched)] * sequences)
     out_axes = node.get("scan_output_axes", [int(batched)] * outputs)
 
@@ -257,7 +270,8 @@ def scan_node(node, *values):
     for x, axis, way in zip(xs, in_axes, in_ways, strict=True):
         x = jnp.moveaxis(x, axis, 0)
         moved_xs.append(jnp.flip(x, 0) if way != reverse else x)
-    lengths = None if lengths is None else jnp.asarray(lengths)
+    if lengths is not None:
+        lengths = jnp.asarray(lengths)
 
     last, ys = scan(
         jax.vmap(step) if batched else step,
@@ -268,6 +282,7 @@ def scan_node(node, *values):
     )
     moved_ys = []
     for y, axis, way in zip(ys, out_axes, out_ways, strict=True):
-        y = jnp.flip(y, 0) if way != reverse else y
+        if way != reverse:
+            y = jnp.flip(y, 0)
         moved_ys.append(jnp.moveaxis(y, 0, axis))
     return (*last, *moved_ys)

@@ -1,6 +1,7 @@
 """Operators that work element by element."""
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,9 @@ _BINARY = {
 }  # fmt: skip
 
 
-op(*_NUMPY)(lambda node, x: getattr(xp(x), _NUMPY[node.type])(x))
+@op(*_NUMPY)
+def _(node, x):
+    return getattr(xp(x), _NUMPY[node.type])(x)
 
 
 @op(*_BINARY)
@@ -35,20 +38,36 @@ def _(node, a, b):
     return getattr(xp(a, b), _BINARY[node.type])(*spread(a, b))
 
 
-op("Celu")(lambda node, x: jax.nn.celu(jnp.asarray(x), node.get("alpha", 1.0)))
-op("Erf")(lambda node, x: lax.erf(jnp.asarray(x)))
-op("Gelu")(
-    lambda node, x: jax.nn.gelu(
-        jnp.asarray(x), approximate=node.get("approximate", "none") == "tanh"
-    )
-)
-op("HardSwish")(lambda node, x: x * ACTIVATIONS["HardSigmoid"][0](jnp.asarray(x), 1 / 6, 0.5))
-op("Identity")(lambda node, x: x)
-op("Mish")(lambda node, x: x * jnp.tanh(jax.nn.softplus(jnp.asarray(x))))
-op("Mod")(lambda node, a, b: (xp(a, b).fmod if node.get("fmod") else xp(a, b).mod)(*spread(a, b)))
-op("Pow")(lambda node, a, b: cast(xp(a, b).power(*spread(a, b)), a.dtype))
-op("Relu")(lambda node, x: np.maximum(x, x.dtype.type(0)) if known(x) else jax.nn.relu(x))
-op("Where")(lambda node, condition, a, b: xp(condition, a, b).where(*spread(condition, a, b)))
+@op("Gelu")
+def _(node, x):
+    return jax.nn.gelu(jnp.asarray(x), approximate=node.get("approximate", "none") == "tanh")
+
+
+@op("Identity")
+def _(node, x):
+    return x
+
+
+@op("Mod")
+def _(node, a, b):
+    return (xp(a, b).fmod if node.get("fmod") else xp(a, b).mod)(*spread(a, b))
+
+
+@op("Pow")
+def _(node, a, b):
+    return cast(xp(a, b).power(*spread(a, b)), a.dtype)
+
+
+@op("Relu")
+def _(node, x):
+    if known(x):
+        return np.maximum(x, x.dtype.type(0))
+    return jax.nn.relu(x)
+
+
+@op("Where")
+def _(node, condition, a, b):
+    return xp(condition, a, b).where(*spread(condition, a, b))
 
 
 @op("BitShift")
@@ -73,7 +92,9 @@ def _(node, a, b):
 def _(node, *values):
     reduce = {"Min": "minimum", "Max": "maximum"}.get(node.type, "add")
     total = functools.reduce(getattr(xp(*values), reduce), spread(*values))
-    return total / len(values) if node.type == "Mean" else total
+    if node.type == "Mean":
+        return total / len(values)
+    return total
 
 
 @op("Dropout")
@@ -88,17 +109,21 @@ def _(node, x, low=None, high=None):
     given = []
     bounds = []
     for name, value in (("min", low), ("max", high)):
-        value = node.get(name) if value is None else value
+        if value is None:
+            value = node.get(name)
         if value is not None:
             value = bound(x, value)
             given.append(value)
         bounds.append(value)
-    return xp(x, *given).clip(x, *bounds) if given else x
+    if given:
+        return xp(x, *given).clip(x, *bounds)
+    return x
 
 
 def bound(x, value):
     """A bound in the type of x; a known integer that this cannot hold is its largest or smallest."""
-    value = np.asarray(value) if not isinstance(value, jax.Array) else value
+    if not isinstance(value, jax.Array):
+        value = np.asarray(value)
     if known(value) and jnp.issubdtype(x.dtype, jnp.integer):
         value = np.clip(value, jnp.iinfo(x.dtype).min, jnp.iinfo(x.dtype).max)
     return value.astype(x.dtype).reshape((1,) * x.ndim)
@@ -116,41 +141,82 @@ def _scaled(x, value: float):
     return jnp.asarray(value, x.dtype)
 
 
-ACTIVATIONS = {  # name: (function of x, alpha and beta; their defaults), as RNN, GRU and LSTM use too
-    "Relu": (lambda x, a, b: jax.nn.relu(x), None, None),
-    "Tanh": (lambda x, a, b: jnp.tanh(x), None, None),
-    "Sigmoid": (lambda x, a, b: jax.nn.sigmoid(x), None, None),
-    "Affine": (lambda x, a, b: _scaled(x, a) * x + _scaled(x, b), 1.0, 0.0),
-    "LeakyRelu": (lambda x, a, b: jnp.where(x >= 0, x, _scaled(x, a) * x), 0.01, None),
-    "ThresholdedRelu": (
-        lambda x, a, b: jnp.where(x > _scaled(x, a), x, jnp.zeros_like(x)),
-        1.0,
-        None,
-    ),
-    "ScaledTanh": (lambda x, a, b: _scaled(x, a) * jnp.tanh(_scaled(x, b) * x), 1.0, 1.0),
-    "HardSigmoid": (lambda x, a, b: jnp.clip(_scaled(x, a) * x + _scaled(x, b), 0, 1), 0.2, 0.5),
-    "Elu": (
-        lambda x, a, b: jnp.where(x >= 0, x, _scaled(x, a) * jnp.expm1(jnp.minimum(x, 0))),
-        1.0,
-        None,
-    ),
-    "Softsign": (lambda x, a, b: x / (1 + jnp.abs(x)), None, None),
-    "Softplus": (lambda x, a, b: jax.nn.softplus(x), None, None),
+def _affine(x, alpha=1.0, beta=0.0):
+    return _scaled(x, alpha) * x + _scaled(x, beta)
+
+
+def _hard_sigmoid(x, alpha=0.2, beta=0.5):
+    return jnp.clip(_affine(x, alpha, beta), 0, 1)
+
+
+def _hard_swish(x):
+    return x * _hard_sigmoid(x, 1 / 6, 0.5)
+
+
+def _leaky_relu(x, alpha=0.01):
+    return jnp.where(x >= 0, x, _scaled(x, alpha) * x)
+
+
+def _thresholded_relu(x, alpha=1.0):
+    return jnp.where(x > _scaled(x, alpha), x, jnp.zeros_like(x))
+
+
+def _scaled_tanh(x, alpha=1.0, beta=1.0):
+    return _scaled(x, alpha) * jnp.tanh(_scaled(x, beta) * x)
+
+
+def _elu(x, alpha=1.0):
+    return jnp.where(x >= 0, x, _scaled(x, alpha) * jnp.expm1(jnp.minimum(x, 0)))
+
+
+def _selu(x, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875):
+    return _scaled(x, gamma) * _elu(x, alpha)
+
+
+def _softsign(x):
+    return x / (1 + jnp.abs(x))
+
+
+# Functions of x and of the attributes that they name. RNN, GRU and LSTM have them too, but for Selu.
+ACTIVATIONS = {
+    "Relu": jax.nn.relu,
+    "Tanh": jnp.tanh,
+    "Sigmoid": jax.nn.sigmoid,
+    "Affine": _affine,
+    "LeakyRelu": _leaky_relu,
+    "ThresholdedRelu": _thresholded_relu,
+    "ScaledTanh": _scaled_tanh,
+    "HardSigmoid": _hard_sigmoid,
+    "Elu": _elu,
+    "Softsign": _softsign,
+    "Softplus": jax.nn.softplus,
 }
 
 
-@op("Sigmoid", "LeakyRelu", "ThresholdedRelu", "HardSigmoid", "Elu", "Softsign", "Softplus")
-def _(node, x):
-    function, alpha, beta = ACTIVATIONS[node.type]
-    return function(jnp.asarray(x), node.get("alpha", alpha), node.get("beta", beta))
+@functools.cache
+def settings_of(activation) -> tuple[str, ...]:
+    """The attributes that an activation reads."""
+    return tuple(name for name in inspect.signature(activation).parameters if name != "x")
 
 
-@op("Selu")
+FUNCTIONS = {name: ACTIVATIONS[name] for name in ACTIVATIONS if name not in ("Relu", "Tanh")}
+FUNCTIONS |= {
+    "Selu": _selu,
+    "Celu": jax.nn.celu,
+    "Erf": lax.erf,
+    "HardSwish": _hard_swish,
+    "Mish": jax.nn.mish,
+}
+
+
+@op(*FUNCTIONS)
 def _(node, x):
-    x = jnp.asarray(x)
-    alpha = node.get("alpha", 1.67326319217681884765625)
-    gamma = node.get("gamma", 1.05070102214813232421875)
-    return _scaled(x, gamma) * ACTIVATIONS["Elu"][0](x, alpha, None)
+    function = FUNCTIONS[node.type]
+    settings = {}
+    for name in settings_of(function):
+        if name in node.attributes:
+            settings[name] = node.get(name)
+    return function(jnp.asarray(x), **settings)
 
 
 @op("PRelu")

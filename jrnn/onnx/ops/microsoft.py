@@ -28,18 +28,29 @@ def _gelu(x, bias=None, approximate: bool = False):
     return jax.nn.gelu(x + bias, approximate=approximate)
 
 
-op(_DOMAIN + "Gelu", _DOMAIN + "BiasGelu")(lambda node, *values: _gelu(*values))
-op(_DOMAIN + "FastGelu")(lambda node, *values: _gelu(*values, approximate=True))
-op(_DOMAIN + "QuickGelu")(
-    lambda node, x: x * jax.nn.sigmoid(jnp.asarray(node.get("alpha", 1.702), x.dtype) * x)
-)
+@op(_DOMAIN + "Gelu", _DOMAIN + "BiasGelu")
+def _(node, *values):
+    return _gelu(*values)
+
+
+@op(_DOMAIN + "FastGelu")
+def _(node, *values):
+    return _gelu(*values, approximate=True)
+
+
+@op(_DOMAIN + "QuickGelu")
+def _(node, x):
+    return x * jax.nn.sigmoid(jnp.asarray(node.get("alpha", 1.702), x.dtype) * x)
 
 
 @op(_DOMAIN + "FusedMatMul", _DOMAIN + "TransposeMatMul")
 def _(node, a, b):
     def transposed(x, which: str):
-        x = jnp.moveaxis(x, 0, -2) if node.get(f"transBatch{which}") else x
-        return jnp.swapaxes(x, -1, -2) if node.get(f"trans{which}") and x.ndim > 1 else x
+        if node.get(f"transBatch{which}"):
+            x = jnp.moveaxis(x, 0, -2)
+        if node.get(f"trans{which}") and x.ndim > 1:
+            return jnp.swapaxes(x, -1, -2)
+        return x
 
     product = jnp.matmul(transposed(a, "A"), transposed(b, "B"), precision=precision())
     return product * jnp.asarray(node.get("alpha", 1.0), product.dtype)
@@ -78,7 +89,8 @@ def _(node, x, skip, gamma, bias=None):
 def _residual(node, x, skip, bias, gamma, beta, centers: bool = True):
     """The norm of x + skip + bias over the last axis, its mean, the inverse of its deviation, and the sum."""
     total = x + spread(x, skip)[1]
-    total = total if bias is None else total + spread(total, bias)[1]
+    if bias is not None:
+        total = total + spread(total, bias)[1]
     normal, mean, inverse = normalized(node, total, (-1,), 1e-12, centers)
     scaled = normal * spread(normal, gamma)[1]
     return (scaled if beta is None else scaled + spread(scaled, beta)[1]), mean, inverse, total
@@ -100,4 +112,6 @@ def _rescaled(a, b, a_scale, b_scale, bias):
     total = jnp.matmul(a, b)
     factor = jnp.asarray(a_scale).reshape(-1) * jnp.asarray(b_scale).reshape(-1)
     result = total.astype(factor.dtype) * lax.expand_dims(factor, range(total.ndim - 1))
-    return result if bias is None else result + spread(result, bias)[1]
+    if bias is None:
+        return result
+    return result + spread(result, bias)[1]

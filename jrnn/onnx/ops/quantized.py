@@ -51,7 +51,8 @@ def _power_of_two(x, dtype, saturate: bool, rounding: str):
     if rounding not in more:
         raise ConversionError(f"round_mode is {rounding!r}; it must be up, down or nearest")
     power = exponent + more[rounding]
-    power = jnp.minimum(power, 254) if saturate else power
+    if saturate:
+        power = jnp.minimum(power, 254)
     power = jnp.where(exponent == 255, 255, power).astype(jnp.uint8)
     return lax.bitcast_convert_type(power, dtype)
 
@@ -66,14 +67,26 @@ def _cast(node, x, dtype):
     return converted(x, dtype, bool(node.get("saturate", 1)), node.get("round_mode", "up"))
 
 
-op("Cast")(lambda node, x: _cast(node, x, _dtype(node, node.get("to"))))
-op("BitCast")(lambda node, x: _bits(jnp.asarray(x), _dtype(node, node.get("to"))))
-op("CastLike")(lambda node, x, like: _cast(node, x, like.dtype))
+@op("Cast")
+def _(node, x):
+    return _cast(node, x, _dtype(node, node.get("to")))
+
+
+@op("BitCast")
+def _(node, x):
+    return _bits(jnp.asarray(x), _dtype(node, node.get("to")))
+
+
+@op("CastLike")
+def _(node, x, like):
+    return _cast(node, x, like.dtype)
 
 
 def _bits(x, dtype):
     """The bits of x as another type; a boolean is one byte."""
-    return x.astype(dtype) if bool in (x.dtype, dtype) else lax.bitcast_convert_type(x, dtype)
+    if bool in (x.dtype, dtype):
+        return x.astype(dtype)
+    return lax.bitcast_convert_type(x, dtype)
 
 
 def _along(node, value, x):
@@ -110,13 +123,20 @@ def _(node, x, scale, zero=None):
     if zero is not None:
         dtype = zero.dtype
     else:
-        dtype = _dtype(node, code) if code else np.dtype(np.uint8)
+        if code:
+            dtype = _dtype(node, code)
+        else:
+            dtype = np.dtype(np.uint8)
     x = jnp.asarray(x)
-    units = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        units = x
+    else:
+        units = x.astype(jnp.float32)
     if node.get("precision", 0):
         units = units.astype(_dtype(node, node.get("precision")))
     units = divided(units, _along(node, scale, x).astype(units.dtype))
-    zero = None if zero is None else _along(node, zero, x)
+    if zero is not None:
+        zero = _along(node, zero, x)
     if jnp.issubdtype(dtype, jnp.integer):
         return rounded(units.astype(jnp.promote_types(units.dtype, jnp.float32)), zero, dtype)
     return converted(
@@ -152,7 +172,9 @@ def dynamic(x):
     return numbers, scale, zero.astype(jnp.uint8)
 
 
-op("DynamicQuantizeLinear")(lambda node, x: dynamic(jnp.asarray(x)))
+@op("DynamicQuantizeLinear")
+def _(node, x):
+    return dynamic(jnp.asarray(x))
 
 
 def centered(x, zero, is_row: bool = False):
@@ -167,7 +189,8 @@ def centered(x, zero, is_row: bool = False):
 
 def _filters(weight, zero):
     """A kernel without its zero point, or without one for each filter."""
-    zero = None if zero is None else jnp.asarray(zero).reshape((-1,) + (1,) * (weight.ndim - 1))
+    if zero is not None:
+        zero = jnp.asarray(zero).reshape((-1,) + (1,) * (weight.ndim - 1))
     return centered(weight, zero)
 
 
@@ -201,7 +224,8 @@ def _wide(value, like):
 def _(node, x, x_scale, x_zero, weight, w_scale, w_zero, scale, zero, bias=None):
     row = (1, -1) + (1,) * (x.ndim - 2)
     total = convolve(node, centered(x, x_zero), _filters(weight, w_zero))
-    total = total if bias is None else total + bias.reshape(row)
+    if bias is not None:
+        total = total + bias.reshape(row)
     factor = (
         jnp.asarray(x_scale).reshape(-1)
         * jnp.asarray(w_scale).reshape(-1)

@@ -9,17 +9,18 @@ Shapes: T time, N batch, D input, H hidden, K directions, G gates.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax.numpy as jnp
 from jax import Array
 
 from jrnn.errors import ConversionError, near
-from jrnn.gates import interpolated
 from jrnn.loops import scan
 from jrnn.nn.layers import contract
 from jrnn.onnx.graph import op
-from jrnn.onnx.ops.elementwise_nodes import ACTIVATIONS
+from jrnn.onnx.ops.elementwise_nodes import ACTIVATIONS, settings_of
 from jrnn.onnx.ops.quantized import centered, dynamic
+from jrnn.unit_formulas import interpolated
 
 _DEFAULTS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -48,11 +49,12 @@ def _activations(node, kind: str, directions: int) -> list[list[Activation]]:
             raise ConversionError(
                 f"{node}: no activation is called {name!r}{near(name, ACTIVATIONS)}"
             )
-        function, *values = ACTIVATIONS[known[name.lower()]]
-        for k, which in enumerate(("alpha", "beta")):
-            if values[k] is not None and lists[which]:
-                values[k] = lists[which].pop(0)
-        functions.append(lambda x, function=function, values=values: function(x, *values))
+        function = ACTIVATIONS[known[name.lower()]]
+        settings = {}
+        for attribute in settings_of(function):
+            if lists[attribute]:
+                settings[attribute] = lists[attribute].pop(0)
+        functions.append(partial(function, **settings))
     return [functions[k * len(defaults) : (k + 1) * len(defaults)] for k in range(directions)]
 
 
@@ -101,9 +103,15 @@ def _step(
         h, c = state
         f, g, last = functions
         zi, zo, zf, zg = gates(into(x) + back(h) + (wb + rb)[None])
-        pi, po, pf = (None,) * 3 if p is None else p.reshape(3, 1, hidden)
+        if p is None:
+            pi, po, pf = (None,) * 3
+        else:
+            pi, po, pf = p.reshape(3, 1, hidden)
         i = f(clip(zi if p is None else zi + pi * c))
-        forget = 1 - i if node.get("input_forget", 0) else f(clip(zf if p is None else zf + pf * c))
+        if node.get("input_forget", 0):
+            forget = 1 - i
+        else:
+            forget = f(clip(zf if p is None else zf + pf * c))
         c = forget * c + i * g(clip(zg))
         h = f(clip(zo if p is None else zo + po * c)) * last(c)
         return (h, c), h
@@ -123,8 +131,10 @@ def _layer(node, kind: str, x, w, r, b, lengths, h, c, p, project: Callable) -> 
     batch_first = bool(node.get("layout", 0))
     if batch_first:
         x = jnp.swapaxes(x, 0, 1)
-        h = None if h is None else jnp.swapaxes(h, 0, 1)
-        c = None if c is None else jnp.swapaxes(c, 0, 1)
+        if h is not None:
+            h = jnp.swapaxes(h, 0, 1)
+        if c is not None:
+            c = jnp.swapaxes(c, 0, 1)
     batch, size = x.shape[1:]
     wanted = {
         "W": (directions, gates * hidden, size),
@@ -148,8 +158,12 @@ def _layer(node, kind: str, x, w, r, b, lengths, h, c, p, project: Callable) -> 
     states = []
     for state in (h, c) if kind == "LSTM" else (h,):
         states.append(zeros if state is None else jnp.asarray(state))
-    biases = jnp.zeros(wanted["B"], x.dtype) if b is None else jnp.asarray(b)
-    lengths = None if lengths is None else jnp.asarray(lengths)
+    if b is None:
+        biases = jnp.zeros(wanted["B"], x.dtype)
+    else:
+        biases = jnp.asarray(b)
+    if lengths is not None:
+        lengths = jnp.asarray(lengths)
     outputs = []
     last = []
     for k, (reverse, functions) in enumerate(

@@ -65,7 +65,10 @@ def _weights(node, mode: str, places: np.ndarray, size: int, scale: float) -> np
         taps = _NEAREST[name](places)[:, None]
         values = np.ones((len(places), 1))
     else:
-        narrow = min(scale, 1.0) if node.get("antialias", 0) else 1.0
+        if node.get("antialias", 0):
+            narrow = min(scale, 1.0)
+        else:
+            narrow = 1.0
         radius = math.ceil((1 if mode == "linear" else 2) / narrow)
         check_size((len(places), 2 * radius), np.float64)
         taps = np.floor(places)[:, None] + np.arange(1 - radius, radius + 1)[None]
@@ -91,7 +94,10 @@ def resize_node(node, x, *given):
     )
     if node.opset <= 10:  # and Upsample, which operator set 10 removed
         roi = None
-        scales = given[0] if given else np.asarray(node.get("scales"))
+        if given:
+            scales = given[0]
+        else:
+            scales = np.asarray(node.get("scales"))
         sizes = None
     mode = {"bilinear": "linear"}.get(name := node.get("mode", "nearest"), name)
     if mode not in ("nearest", "linear", "cubic"):
@@ -129,7 +135,10 @@ def resize_node(node, x, *given):
     x = jnp.asarray(x)
     dtype = x.dtype
     is_float = jnp.issubdtype(x.dtype, jnp.floating)
-    image = x if is_float or mode == "nearest" else x.astype(jnp.float32)
+    if is_float or mode == "nearest":
+        image = x
+    else:
+        image = x.astype(jnp.float32)
     for k, (axis, factor, count) in enumerate(zip(axes, factors, counts, strict=True)):
         size = x.shape[axis]
         part = (region[k], region[len(axes) + k])

@@ -13,27 +13,76 @@ from jrnn.nets.memory import check_size
 from jrnn.nn.checks import concrete
 from jrnn.onnx.graph import OnnxNode, known, op, xp
 
+
 # Sequences and optionals are lists, and values or None, while the graph is traced.
-op("Concat")(lambda node, *values: xp(*values).concatenate(values, axis=node.get("axis", 1)))
-op("Expand")(
-    lambda node, x, shape: xp(x).broadcast_to(
-        x, np.broadcast_shapes(x.shape, node.ints("shape", shape))
-    )
-)
-op("NonZero")(lambda node, x: np.asarray(np.nonzero(node.known(x, "its input")), np.int64))
-op("Optional")(lambda node, value=None: value)
-op("OptionalHasElement")(lambda node, value=None: np.asarray(value is not None))
-op("SequenceAt")(lambda node, sequence, position: sequence[_position(node, position)])
-op("SequenceConstruct")(lambda node, *values: list(values))
-op("SequenceEmpty")(lambda node: [])
-op("SequenceLength")(lambda node, sequence: np.asarray(len(sequence), np.int64))
-op("Shape")(
-    lambda node, x: np.asarray(x.shape, np.int64)[slice(node.get("start", 0), node.get("end"))]
-)
-op("Size")(lambda node, x: np.asarray(math.prod(x.shape), np.int64))
-op("Squeeze")(lambda node, x, axes=None: xp(x).squeeze(x, node.ints("axes", axes)))
-op("Transpose")(lambda node, x: xp(x).transpose(x, node.get("perm")))
-op("Unsqueeze")(lambda node, x, axes=None: xp(x).expand_dims(x, node.ints("axes", axes)))
+@op("Concat")
+def _(node, *values):
+    return xp(*values).concatenate(values, axis=node.get("axis", 1))
+
+
+@op("Expand")
+def _(node, x, shape):
+    return xp(x).broadcast_to(x, np.broadcast_shapes(x.shape, node.ints("shape", shape)))
+
+
+@op("NonZero")
+def _(node, x):
+    return np.asarray(np.nonzero(node.known(x, "its input")), np.int64)
+
+
+@op("Optional")
+def _(node, value=None):
+    return value
+
+
+@op("OptionalHasElement")
+def _(node, value=None):
+    return np.asarray(value is not None)
+
+
+@op("SequenceAt")
+def _(node, sequence, position):
+    return sequence[_position(node, position)]
+
+
+@op("SequenceConstruct")
+def _(node, *values):
+    return list(values)
+
+
+@op("SequenceEmpty")
+def _(node):
+    return []
+
+
+@op("SequenceLength")
+def _(node, sequence):
+    return np.asarray(len(sequence), np.int64)
+
+
+@op("Shape")
+def _(node, x):
+    return np.asarray(x.shape, np.int64)[slice(node.get("start", 0), node.get("end"))]
+
+
+@op("Size")
+def _(node, x):
+    return np.asarray(math.prod(x.shape), np.int64)
+
+
+@op("Squeeze")
+def _(node, x, axes=None):
+    return xp(x).squeeze(x, node.ints("axes", axes))
+
+
+@op("Transpose")
+def _(node, x):
+    return xp(x).transpose(x, node.get("perm"))
+
+
+@op("Unsqueeze")
+def _(node, x, axes=None):
+    return xp(x).expand_dims(x, node.ints("axes", axes))
 
 
 @op("EyeLike")
@@ -195,7 +244,10 @@ def _(node, x, pads=None, value=None, axes=None):
         check_size((widths.sum(axis=1) + x.shape).tolist(), x.dtype)
     if mode != "constant":
         return xp(x).pad(x, widths, mode)
-    value = node.get("value", 0) if value is None else value.reshape(())
+    if value is None:
+        value = node.get("value", 0)
+    else:
+        value = value.reshape(())
     return (np if known(x, np.asarray(value)) else jnp).pad(x, widths, constant_values=value)
 
 
@@ -228,7 +280,10 @@ def _(node, indices, depth, values):
 
 @op("Trilu")
 def _(node, x, k=None):
-    k = 0 if k is None else int(node.known(k, "k").item())
+    if k is None:
+        k = 0
+    else:
+        k = int(node.known(k, "k").item())
     return (xp(x).triu if node.get("upper", 1) else xp(x).tril)(x, k)
 
 
@@ -248,7 +303,10 @@ def _(node, x, lengths):
 def _(node, x, axis):
     axis = int(node.known(axis, "axis").item()) % x.ndim
     running = lax.cumsum if node.type == "CumSum" else lax.cumprod
-    x = jnp.flip(x, axis) if node.get("reverse") else jnp.asarray(x)
+    if node.get("reverse"):
+        x = jnp.flip(x, axis)
+    else:
+        x = jnp.asarray(x)
     total = running(x, axis)
     if node.get("exclusive"):  # the neutral element comes first
         total = lax.slice_in_dim(total, 0, max(x.shape[axis] - 1, 0), axis=axis)
@@ -256,13 +314,16 @@ def _(node, x, axis):
         widths = [(0, 0)] * x.ndim
         widths[axis] = (first, 0)
         total = jnp.pad(total, widths, constant_values=node.type == "CumProd")
-    return jnp.flip(total, axis) if node.get("reverse") else total
+    if node.get("reverse"):
+        return jnp.flip(total, axis)
+    return total
 
 
 @op("Compress")
 def _(node, x, condition):
     axis = node.get("axis")
-    x = x.reshape(-1) if axis is None else x
+    if axis is None:
+        x = x.reshape(-1)
     return xp(x).compress(node.known(condition, "condition"), x, axis=0 if axis is None else axis)
 
 
@@ -285,7 +346,10 @@ def _(node, x):
 def _(node, cache, update, starts=None):
     """Each row of the batch gets its update from its start on."""
     axis = node.get("axis", -2) % cache.ndim
-    starts = jnp.zeros(cache.shape[:1], int) if starts is None else jnp.asarray(starts)
+    if starts is None:
+        starts = jnp.zeros(cache.shape[:1], int)
+    else:
+        starts = jnp.asarray(starts)
     at = starts[:, None] + np.arange(update.shape[axis])[None]
     at = at % cache.shape[axis] if node.get("mode", "linear") == "circular" else at
     moved = jnp.moveaxis(jnp.asarray(cache), axis, 1)
@@ -305,14 +369,21 @@ def _(node, x, k=None):
 
 @op("SequenceInsert")
 def _(node, sequence, value, position=None):
-    at = len(sequence) if position is None else _position(node, position)
-    at = at + len(sequence) if at < 0 else at
+    if position is None:
+        at = len(sequence)
+    else:
+        at = _position(node, position)
+    if at < 0:
+        at = at + len(sequence)
     return [*sequence[:at], value, *sequence[at:]]
 
 
 @op("SequenceErase")
 def _(node, sequence, position=None):
-    at = -1 if position is None else _position(node, position)
+    if position is None:
+        at = -1
+    else:
+        at = _position(node, position)
     left = list(sequence)
     del left[at]
     return left
@@ -320,7 +391,10 @@ def _(node, sequence, position=None):
 
 @op("ConcatFromSequence")
 def _(node, sequence):
-    join = xp(*sequence).stack if node.get("new_axis", 0) else xp(*sequence).concatenate
+    if node.get("new_axis", 0):
+        join = xp(*sequence).stack
+    else:
+        join = xp(*sequence).concatenate
     return join(sequence, axis=node.get("axis"))
 
 
@@ -328,7 +402,10 @@ def _(node, sequence):
 def _(node, x, split=None):
     axis = node.get("axis", 0)
     size = x.shape[axis]
-    sizes = [1] * size if split is None else node.ints("split", split)
+    if split is None:
+        sizes = [1] * size
+    else:
+        sizes = node.ints("split", split)
     if split is not None and np.ndim(split) == 0:
         sizes = [sizes[0]] * (size // sizes[0]) + [size % sizes[0]] * bool(size % sizes[0])
     parts = xp(x).split(x, np.cumsum(sizes)[:-1].tolist(), axis)

@@ -23,13 +23,18 @@ def _transform(x, length, axis: int, inverse: bool, one_sided: bool):
         raise ConversionError(
             f"the last axis has the real and imaginary parts, 1 or 2 of them, not {x.shape[-1]}"
         )
-    z = x[..., 0] if x.shape[-1] == 1 else lax.complex(x[..., 0], x[..., 1])
+    if x.shape[-1] == 1:
+        z = x[..., 0]
+    else:
+        z = lax.complex(x[..., 0], x[..., 1])
     if inverse and one_sided:
         return jnp.fft.irfft(z, length, axis)[..., None].astype(x.dtype)
     if one_sided and not jnp.iscomplexobj(z):
         return _pairs(jnp.fft.rfft(z, length, axis), x.dtype)
     y = _pairs((jnp.fft.ifft if inverse else jnp.fft.fft)(z, length, axis), x.dtype)
-    return lax.slice_in_dim(y, 0, y.shape[axis] // 2 + 1, axis=axis) if one_sided else y
+    if one_sided:
+        return lax.slice_in_dim(y, 0, y.shape[axis] // 2 + 1, axis=axis)
+    return y
 
 
 @op("DFT")
@@ -38,7 +43,8 @@ def _(node, x, length=None, axis=None):
         axis = node.get("axis", 1 if node.opset < 20 else -2)
     else:
         axis = node.known(axis, "axis").item()
-    length = None if length is None else node.known(length, "dft_length").item()
+    if length is not None:
+        length = node.known(length, "dft_length").item()
     return _transform(
         jnp.asarray(x), length, axis % x.ndim, bool(node.get("inverse")), bool(node.get("onesided"))
     )
@@ -50,13 +56,17 @@ def _(node, signal, step, window=None, length=None):
     step = node.known(step, "frame_step").item()
     signal = jnp.asarray(signal)
     size = signal.shape[1] if window is None else window.shape[0]
-    size = size if length is None else node.known(length, "frame_length").item()
+    if length is not None:
+        size = node.known(length, "frame_length").item()
     if (
         step < 1
         or not 1 <= size <= signal.shape[1]
         or (window is not None and window.shape != (size,))
     ):
-        shown = "without a window" if window is None else f"with a window of {list(window.shape)}"
+        if window is None:
+            shown = "without a window"
+        else:
+            shown = f"with a window of {list(window.shape)}"
         raise ConversionError(
             f"{node}: frames of {size} samples every {step}, {shown}, of {signal.shape[1]} samples"
         )

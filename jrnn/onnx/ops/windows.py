@@ -79,7 +79,9 @@ def convolve(node, x, weight, **options):
 
 
 def add_bias(y, bias):
-    return y if bias is None else y + bias.reshape((1, -1) + (1,) * (y.ndim - 2))
+    if bias is None:
+        return y
+    return y + bias.reshape((1, -1) + (1,) * (y.ndim - 2))
 
 
 @op("Conv")
@@ -149,13 +151,19 @@ def _reduced(x, windows: Sequence[AxisWindow], initial, function):
 def max_pool_node(node, x):
     x = jnp.asarray(x)
     windows = _windows(node, x.shape[2:], node.get("kernel_shape"))
-    lowest = -np.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        lowest = -np.inf
+    else:
+        lowest = jnp.iinfo(x.dtype).min
     if len(node.outputs) == 1:
         return _reduced(x, windows, lowest, lax.max)
     rank = len(windows)
     places = np.zeros((), np.int64)
     inside = np.asarray(True)
-    order = range(rank)[::-1] if node.get("storage_order", 0) == 0 else range(rank)
+    if node.get("storage_order", 0) == 0:
+        order = range(rank)[::-1]
+    else:
+        order = range(rank)
     apart = {}
     step = 1
     for axis in order:

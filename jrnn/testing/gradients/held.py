@@ -8,7 +8,7 @@ base's at both. Of a function with a surrogate gradient, the moved value is the 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +26,7 @@ from jrnn.jaxprs import (
 )
 from jrnn.jaxprs.flat import body_of, source_of
 from jrnn.jaxprs.jax_internals import function_name
+from jrnn.testing.gradients.report import Blobs
 
 STOP = "stop_gradient"
 RULES = ("custom_jvp_call", "custom_vjp_call")
@@ -44,7 +45,7 @@ class HeldValues(NamedTuple):
 
 def holding(
     function: Callable,
-    base: Mapping[str, Any],
+    base: Blobs,
     surrogates: Collection[str] = (),
     moves: str | None = None,
 ) -> Callable | None:
@@ -73,7 +74,7 @@ def holding(
         return None
     known = list(outputs)
 
-    def held(point: Mapping[str, Any]) -> dict[str, Any]:
+    def held(point: Blobs) -> dict[str, Any]:
         pairs = zip(values, [point[n] for n in names], strict=True)
         results = {}
         for name, (_, moved) in zip(known, _called(program, pairs, what), strict=True):
@@ -83,7 +84,7 @@ def holding(
     return held
 
 
-def stopping_lines(function: Callable, base: Mapping[str, Any]) -> list[str]:
+def stopping_lines(function: Callable, base: Blobs) -> list[str]:
     """The user's lines at which a function stops gradients."""
     jaxpr = jax.make_jaxpr(function)(base)
     lines = dict.fromkeys(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from jrnn.nets.ir import Net
 from jrnn.nets.lowering import run_net
 from jrnn.nets.proto import read_net
 from jrnn.testing.gradients.held import holding
+from jrnn.testing.gradients.report import Blobs
 from jrnn.testing.gradients.subject import Subject, as_float64, seeds_of, subject_of_net
 
 LOSS = "loss"
@@ -75,7 +76,7 @@ def subject_of_function(
         else:
             fixed[name] = value
 
-    def function(point: Mapping[str, Any]) -> dict[str, Any]:
+    def function(point: Blobs) -> dict[str, Any]:
         given = jax.tree.map(jnp.asarray, fixed) | dict(point)
         tree = call.run([_joined(name, given) for name in names])
         leaves = tree_flatten_with_path(tree)[0]
@@ -94,7 +95,7 @@ def subject_of_function(
         ) from e
     seeds = seeds_of(call.name, shapes, point)
 
-    def smooth(point: Mapping[str, Any]) -> dict[str, Any]:
+    def smooth(point: Blobs) -> dict[str, Any]:
         """The outputs that have a gradient."""
         outputs = function(point)
         return {y: outputs[y] for y in outputs if y in seeds}
@@ -128,7 +129,7 @@ def _converted(call: Call) -> ConvertedPackage | str:
         return (reasons[0] if reasons else first) + more
 
 
-def _missing_gradient(converted: ConvertedPackage, seeds: Mapping[str, Any]) -> str | None:
+def _missing_gradient(converted: ConvertedPackage, seeds: Blobs) -> str | None:
     """Why the net has no backward pass, in one line; None if it has one."""
     if converted.without_gradient:
         return converted.without_gradient[0]
@@ -160,7 +161,7 @@ def _parts(name: str, value: Any) -> list[tuple[str, Any]]:
     return [(f"{name}/real", value.real), (f"{name}/imag", value.imag)]
 
 
-def _joined(name: str, values: Mapping[str, Any]) -> Any:
+def _joined(name: str, values: Blobs) -> Any:
     if name in values:
         return values[name]
     return jax.lax.complex(values[f"{name}/real"], values[f"{name}/imag"])
@@ -186,7 +187,7 @@ def _as_float32(value: Any) -> Any:
 
 
 def subject_of_file(
-    path: str, feeds: Mapping[str, Any], loss: str | None, *, init: str | None, key: Any
+    path: str, feeds: Blobs, loss: str | None, *, init: str | None, key: Any
 ) -> Subject:
     """A NetDef with its init net, or a package: a folder, or a file of Caffe2's predictor exporter.
 
@@ -221,7 +222,7 @@ def _read(path: str, init: str | None, key: Any) -> tuple[Net, dict[str, Any]]:
     return package.predict_net, package.filled(key=key)
 
 
-def subject_of_target(target: str, feeds: Mapping[str, Any], *, scanned: bool) -> Subject:
+def subject_of_target(target: str, feeds: Blobs, *, scanned: bool) -> Subject:
     """The function that `MODULE:FUNCTION` names.
 
     Args:

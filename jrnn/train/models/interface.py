@@ -20,6 +20,7 @@ from jrnn.train.toml_codec import require
 
 Params = dict[str, Any]
 Carry = dict[str, Any]
+Outputs = tuple[Any, Carry]  # a loss or predictions, and the next carry
 CARRY_AXIS = 1  # the axis of every array of a carry that holds the examples
 
 
@@ -92,7 +93,7 @@ class Model(Protocol):
         """Returns the initial state for this number of examples."""
         return {}
 
-    def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
+    def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outputs:
         """Returns the loss [], a mean over the batch, and the state after it."""
         ...
 
@@ -111,7 +112,7 @@ class Model(Protocol):
         )
         return Outcome(value, carry, gradients)
 
-    def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
+    def predict(self, params: Params, carry: Carry, batch: Any) -> Outputs:
         """Returns the logits or values for a batch, whose targets may be None, and the state after it."""
         ...
 
@@ -213,17 +214,17 @@ class LayersModel(Model, ABC):
         return jnp.matmul(x, w.astype(x.dtype).T, preferred_element_type=w.dtype) + bias
 
     @abstractmethod
-    def _run(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
+    def _run(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outputs:
         """Returns the outputs and the state after the batch."""
 
-    def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
+    def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outputs:
         output, carry = self._run(params, carry, batch, key)
         return mean_loss(self.signature, output, batch.targets), carry
 
     def count(self, batch: Any) -> Any:
         return known_targets(self.signature, batch.targets)
 
-    def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
+    def predict(self, params: Params, carry: Carry, batch: Any) -> Outputs:
         return self._run(params, carry, batch, None)
 
 
@@ -276,11 +277,11 @@ class FunctionModel(Model):
     def init(self, key: Any) -> Params:
         return self.start(key)
 
-    def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
+    def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outputs:
         return mean_loss(self.signature, self.apply(params, batch, key), batch.targets), carry
 
     def count(self, batch: Any) -> Any:
         return known_targets(self.signature, batch.targets)
 
-    def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
+    def predict(self, params: Params, carry: Carry, batch: Any) -> Outputs:
         return self.apply(params, batch, None), carry

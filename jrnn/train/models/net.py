@@ -21,7 +21,16 @@ from jrnn.nets.blobs import dense
 from jrnn.nets.graph import extract_sub_net
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import to_jax
-from jrnn.train.models.interface import DEFAULT, Carry, Compute, Model, Outcome, Params, Signature
+from jrnn.train.models.interface import (
+    DEFAULT,
+    Carry,
+    Compute,
+    Model,
+    Outcome,
+    Outputs,
+    Params,
+    Signature,
+)
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,7 @@ class NetModel(Model):
     def _trained(self) -> list[str]:
         return [name for name in self.init_net.external_outputs if name not in self.constants]
 
-    def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
+    def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outputs:
         net = self._net(key)
         given = self._blobs(params, carry, batch)
         if self.compute.precision == "float32":
@@ -136,7 +145,7 @@ class NetModel(Model):
         """Returns the net with its backward operators, and its inputs."""
         return add_gradients(self._net(key), [self.loss_blob])[0], self._blobs(params, carry, batch)
 
-    def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
+    def predict(self, params: Params, carry: Carry, batch: Any) -> Outputs:
         wanted = [self.output_blob, *self._last_states]
         blobs = to_jax(self._evaluation, wanted)(self._blobs(params, carry, batch))
         return blobs[self.output_blob].astype(jnp.float32), self._carry(blobs, carry)

@@ -21,7 +21,15 @@ from jrnn.files import kind_of, read_text
 from jrnn.files.reading import read_tokenizer
 from jrnn.models import LanguageModel
 from jrnn.models.loading import model_of, shapes_of
-from jrnn.train.models.interface import Carry, Model, Params, Signature, known_targets, mean_loss
+from jrnn.train.models.interface import (
+    Carry,
+    Model,
+    Outputs,
+    Params,
+    Signature,
+    known_targets,
+    mean_loss,
+)
 from jrnn.train.toml_codec import Natural, check_bounds, require
 
 # the ends of the names of low-rank parts, [rank, columns] and [rows, rank]
@@ -183,14 +191,14 @@ class PretrainedModel(Model):
             params[f"{name}.{B}"] = jnp.zeros(b.shape)
         return params
 
-    def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
+    def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outputs:
         logits, _ = self.predict(params, carry, batch)
         return mean_loss(self.signature, logits.astype(jnp.float32), batch.targets), carry
 
     def count(self, batch: Any) -> Any:
         return known_targets(self.signature, batch.targets)
 
-    def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
+    def predict(self, params: Params, carry: Carry, batch: Any) -> Outputs:
         dtype = jnp.dtype(self.precision)
         merged = self._merged(params)
         for name, p in merged.items():

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import GradientError, OpError
+from jrnn.nets.ir import Ints
 from jrnn.nets.ops.images.windows import is_channels_last
 from jrnn.nets.ops.norm import columns_from
 from jrnn.nets.ops.values import canonical_axis, check_float, check_shape, describe, raise_if
@@ -33,7 +34,7 @@ def _along(values: Any, x: Any, *axes: int) -> Any:
     return values.reshape([x.shape[k] if k in axes else 1 for k in range(x.ndim)])
 
 
-def _all_but(x: Any, *axes: int) -> tuple[int, ...]:
+def _all_but(x: Any, *axes: int) -> Ints:
     return tuple(k for k in range(x.ndim) if k not in axes)
 
 
@@ -206,7 +207,7 @@ def _(g):
         g.emit("AffineChannelGradient", [g.grad_output(0), g.input(1)], [g.grad_input(0)])
 
 
-def _statistics(x: Any, over: tuple[int, ...], epsilon: float) -> tuple[Any, Any]:
+def _statistics(x: Any, over: Ints, epsilon: float) -> tuple[Any, Any]:
     """The mean and 1 / sqrt(var + epsilon), with the reduced dimensions kept."""
     mean = x.mean(over, keepdims=True)
     return mean, lax.rsqrt(jnp.square(x - mean).mean(over, keepdims=True) + epsilon)

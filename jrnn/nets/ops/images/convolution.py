@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import OpError
+from jrnn.nets.ir import Ints
 from jrnn.nets.ops.images.windows import (
     CAFFE,
     NOTSET,
@@ -41,10 +42,10 @@ MOST_PARTS = 32  # the largest number of groups that become convolutions of thei
 class Convolution:
     """How the kernel moves: `dilation` spreads the kernel's elements, `spread` the image's."""
 
-    stride: tuple[int, ...]
+    stride: Ints
     padding: tuple[tuple[int, int], ...]
-    dilation: tuple[int, ...]
-    spread: tuple[int, ...]
+    dilation: Ints
+    spread: Ints
     channels_last: bool
     group: int
 
@@ -228,11 +229,11 @@ def _extra(
     adj: int | None = None,
     adj_h: int | None = None,
     adj_w: int | None = None,
-    adjs: tuple[int, ...] = (),
+    adjs: Ints = (),
 ):
     """A function of the window: how many elements each dimension of the result gets beyond what the windows reach."""
 
-    def extra(w: Window) -> tuple[int, ...]:
+    def extra(w: Window) -> Ints:
         rank = len(w.kernel)
         if adj is not None:
             sizes = (adj,) * rank

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import OpError
+from jrnn.nets.ir import Ints, Shape
 from jrnn.nets.ops.values import raise_if, takes
 
 # legacy_pad on the wire
@@ -37,12 +38,12 @@ def is_channels_last(order: str) -> bool:
     return order in ("NHWC", "nhwc")
 
 
-def spatial_axes(rank: int, channels_last: bool) -> tuple[int, ...]:
+def spatial_axes(rank: int, channels_last: bool) -> Ints:
     """The axes of an image of `rank` dimensions that are neither batch nor channels."""
     return tuple(range(1, rank - 1)) if channels_last else tuple(range(2, rank))
 
 
-def spatial_sizes(x: Any, channels_last: bool) -> tuple[int, ...]:
+def spatial_sizes(x: Any, channels_last: bool) -> Shape:
     """The sizes of an image, or of the kernel of a filter, without batch and channels."""
     return x.shape[1:-1] if channels_last else x.shape[2:]
 
@@ -63,10 +64,10 @@ def check_image(x: Any, rank: int | None = None) -> None:
 class Window:
     """Kernel, stride, dilation and padding, consistent with each other, but not yet checked against an image."""
 
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    pads: tuple[int, ...]  # all heads, then all tails
+    kernel: Ints
+    stride: Ints
+    dilation: Ints
+    pads: Ints  # all heads, then all tails
     legacy_pad: int
     whole: bool  # global_pooling: the kernel is the image
     channels_last: bool
@@ -109,7 +110,7 @@ class Window:
         """The number of elements that the kernel spans in dimension `k`."""
         return self.dilation[k] * (self.kernel[k] - 1) + 1
 
-    def padding(self, sizes: tuple[int, ...]) -> Pads:
+    def padding(self, sizes: Shape) -> Pads:
         """The padding before and after each spatial dimension, given their sizes; negative padding crops."""
         return tuple(self._padding(k, size) for k, size in enumerate(sizes))
 
@@ -142,7 +143,7 @@ class Window:
             return head, head + more * stride
         return head, tail
 
-    def output_sizes(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    def output_sizes(self, sizes: Shape) -> Shape:
         """How many windows fit in each dimension; OpError where none does."""
         lengths = []
         for k, (size, (head, tail)) in enumerate(zip(sizes, self.padding(sizes))):
@@ -178,7 +179,7 @@ class Window:
                 limits[a] = starts[a] + (outputs[k] - 1) * self.stride[k] + 1
             yield lax.slice(padded, starts, limits, strides)
 
-    def spread(self, parts: Iterable[Any], shape: tuple[int, ...]) -> Any:
+    def spread(self, parts: Iterable[Any], shape: Shape) -> Any:
         """The transpose of `slices`: adds the parts up at their places, into an image of `shape`."""
         axes = spatial_axes(len(shape), self.channels_last)
         padding = self.padding(tuple(shape[a] for a in axes))
@@ -199,9 +200,7 @@ class Window:
         return math.prod(self.kernel)
 
 
-def _per_dimension(
-    name: str, many: tuple[int, ...], one: int | None, sides: tuple[int | None, ...]
-) -> tuple[int, ...]:
+def _per_dimension(name: str, many: Ints, one: int | None, sides: tuple[int | None, ...]) -> Ints:
     """A setting from its three forms on the wire: `kernels`, `kernel`, or `kernel_h` and `kernel_w`; () if absent."""
     if one is not None:
         return (one,) * len(sides) + many[len(sides) :]
@@ -215,21 +214,21 @@ def make_window(
     kernel: int | None = None,
     kernel_h: int | None = None,
     kernel_w: int | None = None,
-    kernels: tuple[int, ...] = (),
+    kernels: Ints = (),
     stride: int | None = None,
     stride_h: int | None = None,
     stride_w: int | None = None,
-    strides: tuple[int, ...] = (),
+    strides: Ints = (),
     dilation: int | None = None,
     dilation_h: int | None = None,
     dilation_w: int | None = None,
-    dilations: tuple[int, ...] = (),
+    dilations: Ints = (),
     pad: int | None = None,
     pad_t: int | None = None,
     pad_l: int | None = None,
     pad_b: int | None = None,
     pad_r: int | None = None,
-    pads: tuple[int, ...] = (),
+    pads: Ints = (),
     legacy_pad: int = NOTSET,
     global_pooling: bool = False,
     order: str = "NCHW",

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError, near
+from jrnn.nets.ir import Ints
 from jrnn.nets.ops.values import check_integers, raise_if, scalar, takes
 from jrnn.nets.registry import op
 
@@ -188,7 +189,7 @@ def _factor(policy: str, i: Any, base_lr: float, args: dict[str, Any]) -> Any:
     return POLICIES[policy](i, **given)
 
 
-def _composite(i: Any, base_lr: float, sub_policy_num_iters: tuple[int, ...], op: Any) -> Any:
+def _composite(i: Any, base_lr: float, sub_policy_num_iters: Ints, op: Any) -> Any:
     """Policies in sequence, each for its number of iterations, the last one without end; all count from 0."""
     raise_if(not sub_policy_num_iters, "policy 'composite' needs argument 'sub_policy_num_iters'")
     wire = {a.name: a.value for a in op.args}
@@ -210,7 +211,7 @@ def learning_rate(
     *,
     base_lr: float,
     policy: str,
-    sub_policy_num_iters: tuple[int, ...] = (),
+    sub_policy_num_iters: Ints = (),
     op,
     **args,
 ):

@@ -1,8 +1,8 @@
 """The formulas of LSTM and GRU, once for all rooms: from what the gates are computed of to the new states.
 
 Layers of `jrnn.nn`, Arraymancer's GRU, Caffe2's LSTMUnit and GRUUnit, the patterns that conversion searches for, and the
-cells of the benchmark differ in how they multiply and in the order in which their weights hold the gates. `onnx/ops/recurrent.py`
-has the general form, with peepholes, clips and other activations.
+cells of the benchmark differ in how they multiply and in the order in which their weights hold the gates.
+`onnx/ops/recurrent.py` has the general form, with peepholes, clips and other activations.
 
 Shapes: N batch, H hidden.
 """
