@@ -37,8 +37,8 @@ LEAST = dict.fromkeys(MAYBE_NONE.split(), 0) | {"rescale_every": -1}  # other si
 LEGACY = {
     "mamba": "linear_attention",
     "attention": "full_attention",
+    "indexed_attention": "full_attention",
 }
-LEGACY |= {"indexed_attention": "full_attention"}
 # Keys of any family that change what is computed, with the values that change nothing.
 ONLY: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),

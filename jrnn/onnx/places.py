@@ -221,7 +221,11 @@ def _(e: GraphEmitter, node: FlatEquation, x):
 
     graph, _ = e.inner("step", [(shape, x.dtype)] * 2, body)
     first = e.expand(np.full((1,) * len(shape), start, x.dtype), shape)
-    options = {"scan_input_axes": [axis], "scan_output_axes": [axis]}
-    options |= {"scan_input_directions": [reverse], "scan_output_directions": [reverse]}
+    options = {
+        "scan_input_axes": [axis],
+        "scan_output_axes": [axis],
+        "scan_input_directions": [reverse],
+        "scan_output_directions": [reverse],
+    }
     types = [(shape, x.dtype), (x.shape, x.dtype)]
     return e.ops("Scan", [first, x], types, body=graph, num_scan_inputs=1, **options)[1]

@@ -102,8 +102,12 @@ def convolution_rule(e: GraphEmitter, node: FlatEquation, x, kernel):
             pads = no_pads if cut else pads
         options = {"strides": strides}
         kind = "Conv"
-    options |= {"pads": _in_order(pads)}
-    options |= {"dilations": dilations, "group": groups, "kernel_shape": list(kernel.shape[2:])}
+    options |= {
+        "pads": _in_order(pads),
+        "dilations": dilations,
+        "group": groups,
+        "kernel_shape": list(kernel.shape[2:]),
+    }
     convolved = e.op(kind, [x, kernel], out, dtype, **options)
     return e.transpose(convolved, np.argsort(d.out_spec))
 

@@ -263,8 +263,6 @@ def _of_transformers(model: Any) -> AdaptedModel:
             "input_ids": tokens.astype(np.int64),
             "position_ids": positions.astype(np.int64),
             "seq_idx": documents,
-        }
-        given |= {
             "attention_mask": None if mask.all() else mask.astype(np.int64),
             "use_cache": resets is None,
         }

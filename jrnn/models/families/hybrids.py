@@ -256,14 +256,12 @@ NEMOTRON = {
     "intermediate_size": 21504,
     "num_key_value_heads": 8,
     "head_dim": 128,
-}
-NEMOTRON |= {
     "hidden_act": "relu2",
     "rms_norm_eps": 1e-5,
     "moe_intermediate_size": 7688,
     "num_local_experts": 8,
+    "num_experts_per_tok": 2,
 }
-NEMOTRON |= {"num_experts_per_tok": 2}
 OLD = (("model.embeddings.", "backbone.embeddings."), ("model.", "backbone."))
 OPTIONS = {"aliases": RENAMED, "renamed": OLD, "unused": ("mtp.",), "defaults": NEMOTRON}
 NEMOTRON_H = Family("nemotron_h", NemotronHConfig, nemotron, **OPTIONS)
@@ -337,8 +335,9 @@ SIZES = {
     "hidden_size": 2560,
     "intermediate_size": 12288,
     "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
 }
-SIZES |= {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
 MOE = {"hidden_size": 2048, "intermediate_size": 7168, "block_auto_adjust_ff_dim": False}
 LFM2 = Family(
     "lfm2", Lfm2Config, lfm2, ALIASES | {"block_ff_dim": "intermediate_size"}, defaults=SIZES

@@ -121,11 +121,16 @@ QWEN = {
     "intermediate_size": 12288,
     "num_attention_heads": 16,
     "num_key_value_heads": 4,
+    "head_dim": 256,
 }
-QWEN |= {"head_dim": 256}
 QWEN_MOE = QWEN | {"hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2}
-QWEN_NEXT = QWEN_MOE | {"vocab_size": 151936, "intermediate_size": 5632, "num_hidden_layers": 48}
-QWEN_NEXT |= {"num_experts_per_tok": 10, "num_experts": 512}
+QWEN_NEXT = QWEN_MOE | {
+    "vocab_size": 151936,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 48,
+    "num_experts_per_tok": 10,
+    "num_experts": 512,
+}
 QWEN3_NEXT = Family("qwen3_next", MoeConfig, qwen3_next, unused=("mtp.",), defaults=QWEN_NEXT)
 QWEN3_5 = Family("qwen3_5_text", QwenConfig, qwen3_5, unused=("mtp.",), defaults=QWEN)
 QWEN3_5_MOE = Family(
@@ -296,22 +301,22 @@ KIMI = {
     "hidden_size": 2304,
     "intermediate_size": 9216,
     "num_hidden_layers": 27,
+    "rms_norm_eps": 1e-5,
+    "routed_scaling_factor": 2.446,
 }
-KIMI |= {"rms_norm_eps": 1e-5, "routed_scaling_factor": 2.446}
 BAILING = {
     "vocab_size": 157184,
     "hidden_size": 2560,
     "intermediate_size": 6144,
     "moe_intermediate_size": 768,
-}
-BAILING |= {
     "num_hidden_layers": 42,
     "num_local_experts": 512,
     "n_group": 8,
     "topk_group": 4,
     "head_dim": 128,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 2,
 }
-BAILING |= {"routed_scaling_factor": 2.5, "first_k_dense_replace": 2}
 RENAMED = {
     "moe_renormalize": "norm_topk_prob", "num_expert_group": "n_group", "num_experts": "num_local_experts",
     "n_routed_experts": "num_local_experts", "num_experts_per_token": "num_experts_per_tok",
@@ -420,20 +425,17 @@ GLM5 = {
     "intermediate_size": 12288,
     "moe_intermediate_size": 2048,
     "num_hidden_layers": 45,
-}
-GLM5 |= {
     "num_attention_heads": 64,
     "num_local_experts": 288,
     "rms_norm_eps": 1e-5,
     "q_lora_rank": 1536,
-}
-GLM5 |= {
     "qk_rope_head_dim": 0,
     "qk_nope_head_dim": 256,
     "v_head_dim": 256,
     "routed_scaling_factor": 2.5,
+    "linear_num_heads": 64,
+    "first_k_dense_replace": 3,
 }
-GLM5 |= {"linear_num_heads": 64, "first_k_dense_replace": 3}
 # the layer that predicts several tokens at once
 AFTER_LAST = (
     "model.layers.45.",

@@ -99,8 +99,13 @@ def mamba2(c: Mamba2Config) -> Decoder:
     return _blocks(c, Mamba2(*sizes, *options))
 
 
-SIZES = {"vocab_size": 32768, "hidden_size": 4096, "state_size": 128, "num_hidden_layers": 64}
-SIZES |= {"tie_word_embeddings": False}
+SIZES = {
+    "vocab_size": 32768,
+    "hidden_size": 4096,
+    "state_size": 128,
+    "num_hidden_layers": 64,
+    "tie_word_embeddings": False,
+}
 MAMBA = Family("mamba", MambaConfig, mamba1, {"mixer_rms_eps": ""}, renamed=RENAMED)
 FALCON_MAMBA = Family("falcon_mamba", MambaConfig, mamba1, defaults={"mixer_rms_eps": 1e-6})
 MAMBA2 = Family("mamba2", Mamba2Config, mamba2, renamed=RENAMED, defaults=SIZES)
@@ -112,8 +117,8 @@ SSM_KEYS = {
     "d_conv": "conv_kernel",
     "expand": "expand",
     "bias": "use_bias",
+    "conv_bias": "use_conv_bias",
 }
-SSM_KEYS |= {"conv_bias": "use_conv_bias"}
 SSM = {
     "mamba": (SSM_KEYS | {"dt_rank": "time_step_rank"}, {}),
     "mamba2": (
@@ -178,9 +183,9 @@ def of_mamba_ssm(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         "model_type": kind,
         "hidden_size": sizes["d_model"],
         "num_hidden_layers": sizes["n_layer"],
+        "vocab_size": -(-sizes["vocab_size"] // multiple) * multiple,
+        "tie_word_embeddings": given.get("tie_embeddings", True),
     }
-    config |= {"vocab_size": -(-sizes["vocab_size"] // multiple) * multiple}
-    config |= {"tie_word_embeddings": given.get("tie_embeddings", True)}
     if kind == "mamba2":
         size = checked(
             Annotated[int, AtLeast(1)], config["head_dim"], f"{where}: ssm_cfg.headdim", ConfigError
@@ -322,14 +327,13 @@ SIZES = {
     "hidden_act": "gelu",
     "rms_norm_eps": 1e-5,
     "mamba_n_heads": 8,
+    "mamba_d_state": 64,
+    "tie_word_embeddings": True,
 }
-SIZES |= {"mamba_d_state": 64, "tie_word_embeddings": True}
 ALIASES = {
     "layers_block_type": "layer_types",
     "n_mamba_heads": "mamba_n_heads",
     "mamba_ngroups": "mamba_n_groups",
-}
-ALIASES |= {
     "use_conv_bias": "mamba_conv_bias",
     "add_bias_linear": "mamba_proj_bias",
     "time_step_limit": "",

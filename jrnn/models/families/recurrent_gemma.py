@@ -146,7 +146,9 @@ SIZES = {
     "hidden_size": 2560,
     "intermediate_size": 7680,
     "num_hidden_layers": 26,
+    "num_attention_heads": 10,
+    "hidden_act": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
 }
-SIZES |= {"num_attention_heads": 10, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 ALIASES = {"hidden_activation": "hidden_act"}
 RECURRENT_GEMMA = Family("recurrent_gemma", RecurrentGemmaConfig, decoder, ALIASES, defaults=SIZES)

@@ -251,8 +251,9 @@ class Time7(MatrixMixing):
             "lambda_a": "a_lora.lora.2.bias",
             "xi": "k_k",
             "alpha": "k_a",
+            "norm": "g_norm.weight",
+            "norm_bias": "g_norm.bias",
         }
-        named |= {"norm": "g_norm.weight", "norm_bias": "g_norm.bias"}
         p |= {ours: w[theirs] for ours, theirs in named.items()}
         y, S = time_mixing(
             p, mixed, state["S"], span, self.heads, self.epsilon, self.length_epsilon, values

@@ -91,8 +91,9 @@ _TYPE_NAMES = {
     "UINT16": 8,
     "INT16": 9,
     "INT64": 10,
+    "FLOAT16": 12,
+    "DOUBLE": 13,
 }
-_TYPE_NAMES |= {"FLOAT16": 12, "DOUBLE": 13}
 
 
 def _type_number(value: int | str, argument: str) -> int:
