@@ -39,13 +39,28 @@ linear_attention.multiple_results = True
 
 
 @linear_attention.def_abstract_eval
-def _(q, k, v, state, *gates, **_):
+def _(
+    q,
+    k,
+    v,
+    state,
+    *gates,
+    **_,
+):
     """q, k [B, T, H, K], v [B, T, H, V], S [B, H, K, V], a [B, T, H, K or 1], b [B, T, H, 1] -> y [B, T, H, V] and S."""
     return [v, state]
 
 
 @rule("linear_attention")
-def _(e: GraphEmitter, node: FlatEquation, q, k, v, state, *gates):
+def _(
+    e: GraphEmitter,
+    node: FlatEquation,
+    q,
+    k,
+    v,
+    state,
+    *gates,
+):
     heads = q.shape[2]
     name = node.params["name"]
     if name == "delta":
@@ -68,7 +83,14 @@ def _(e: GraphEmitter, node: FlatEquation, q, k, v, state, *gates):
 
 
 @rule("causal_convolution")
-def _(e: GraphEmitter, node: FlatEquation, x, window, weight, bias=None):
+def _(
+    e: GraphEmitter,
+    node: FlatEquation,
+    x,
+    window,
+    weight,
+    bias=None,
+):
     """x [T, N, C], window [N, K - 1, C], weight [C, K], bias [C] -> y like x, and the next window."""
     x = e.transpose(x, (1, 2, 0))
     window = e.transpose(window, (0, 2, 1))

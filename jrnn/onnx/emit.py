@@ -161,7 +161,11 @@ class GraphEmitter:
         return refs
 
     def ops(
-        self, type: str, inputs: Sequence[Value], types: Sequence[tuple], **attributes: Any
+        self,
+        type: str,
+        inputs: Sequence[Value],
+        types: Sequence[tuple],
+        **attributes: Any,
     ) -> tuple[Ref, ...]:
         used = set()
         for value in inputs:
@@ -181,7 +185,11 @@ class GraphEmitter:
         return tuple(refs)
 
     def _in_float32(
-        self, type: str, inputs: Sequence[Value], types: Sequence[tuple], attributes: Any
+        self,
+        type: str,
+        inputs: Sequence[Value],
+        types: Sequence[tuple],
+        attributes: Any,
     ) -> tuple[Ref, ...]:
         """A node on bfloat16, which runtimes hardly compute with: in float32, and each result rounded, as XLA does it."""
 

@@ -121,7 +121,13 @@ _SCATTERS = {
 
 
 @rule(*_SCATTERS, "scatter-sub")
-def scatter_rule(e: GraphEmitter, node: FlatEquation, x, indices, updates):
+def scatter_rule(
+    e: GraphEmitter,
+    node: FlatEquation,
+    x,
+    indices,
+    updates,
+):
     d = node.params["dimension_numbers"]
     mode = node.params["mode"]
     way = "add" if node.name == "scatter-sub" else _SCATTERS[node.name]
@@ -153,7 +159,13 @@ def scatter_rule(e: GraphEmitter, node: FlatEquation, x, indices, updates):
     return e.reshape(written, x.shape)
 
 
-def _largest(e: GraphEmitter, x: Value, axis: int, count: Any, largest: int) -> tuple[Value, Value]:
+def _largest(
+    e: GraphEmitter,
+    x: Value,
+    axis: int,
+    count: Any,
+    largest: int,
+) -> tuple[Value, Value]:
     """The first `count` values along an axis in order, and their indices; equal values stay in order."""
     dtype = x.dtype
     if x.dtype == bool:

@@ -32,7 +32,11 @@ _BINARY = {
 
 
 def same(
-    e: GraphEmitter, node: FlatEquation, type: str, *inputs: Value, **attributes: Any
+    e: GraphEmitter,
+    node: FlatEquation,
+    type: str,
+    *inputs: Value,
+    **attributes: Any,
 ) -> Value:
     """A node of the type and shape of the equation's output."""
     return e.op(type, inputs, node.outputs[0].shape, node.outputs[0].dtype, **attributes)
@@ -293,7 +297,13 @@ def _(e, node, x, *starts):
 
 
 @rule("dynamic_update_slice")
-def _(e, node, x, update, *starts):
+def _(
+    e,
+    node,
+    x,
+    update,
+    *starts,
+):
     if not is_static(update.shape):
         raise ConversionError("an update of an open size is not supported")
     first = _starts(e, x, starts, update.shape)

@@ -103,7 +103,13 @@ def _(node, x):
     return out.reshape(x.shape)
 
 
-def normalized(node, x, axes, epsilon: float = 1e-5, centers: bool = True):
+def normalized(
+    node,
+    x,
+    axes,
+    epsilon: float = 1e-5,
+    centers: bool = True,
+):
     """x normalized over axes, its mean, and the inverse of its standard deviation, or of the root of its mean square."""
     if centers:
         mean = jnp.mean(x, axes, keepdims=True)
@@ -139,7 +145,14 @@ def _(node, x, scale, bias):
 
 
 @op("BatchNormalization")
-def _(node, x, scale, bias, mean, variance):
+def _(
+    node,
+    x,
+    scale,
+    bias,
+    mean,
+    variance,
+):
     if node.get("training_mode", 0):
         raise ConversionError(f"{node}: training_mode is set; graphs are read for inference")
     row = (1, -1) + (1,) * (x.ndim - 2)

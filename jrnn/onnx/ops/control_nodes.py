@@ -62,7 +62,14 @@ def _(node, count, condition, *carried):
     return _unrolled(node, body, count, condition, list(carried))
 
 
-def _steps(node, body, count, condition, carried, most) -> int | None:
+def _steps(
+    node,
+    body,
+    count,
+    condition,
+    carried,
+    most,
+) -> int | None:
     """How many steps a loop takes, where known numbers say so; None if they do not, or if it takes more than `most`.
 
     The nodes from which the condition follows run for each step, without the others: they count steps, and compare.
@@ -168,7 +175,13 @@ def _scanned(node, body, steps: int, carried):
     return (*last, *outputs)
 
 
-def _while(node, body, count, condition, carried):
+def _while(
+    node,
+    body,
+    count,
+    condition,
+    carried,
+):
     """A loop whose number of steps depends on computed values; it has no outputs of every step."""
 
     def go(k, on, *_):
@@ -202,7 +215,13 @@ def _without_closure(function, state):
     ), closed.consts
 
 
-def _unrolled(node, body, count, condition, state):
+def _unrolled(
+    node,
+    body,
+    count,
+    condition,
+    state,
+):
     """A loop that runs while the graph is traced; its condition must be known."""
     if count is None:
         steps = np.inf

@@ -63,7 +63,13 @@ def _(node, *values):
 
 
 @op(_DOMAIN + "FusedConv")
-def _(node, x, weight, bias=None, add=None):
+def _(
+    node,
+    x,
+    weight,
+    bias=None,
+    add=None,
+):
     y = OPERATORS["Conv"](node, x, weight, bias)
     return _activated(node, y if add is None else y + add, node.get("activation_params", ()))
 
@@ -77,16 +83,37 @@ def _(node, x, scale):
 
 
 @op(_DOMAIN + "SkipLayerNormalization")
-def _(node, x, skip, gamma, beta=None, bias=None):
+def _(
+    node,
+    x,
+    skip,
+    gamma,
+    beta=None,
+    bias=None,
+):
     return _residual(node, x, skip, bias, gamma, beta)
 
 
 @op(_DOMAIN + "SkipSimplifiedLayerNormalization")
-def _(node, x, skip, gamma, bias=None):
+def _(
+    node,
+    x,
+    skip,
+    gamma,
+    bias=None,
+):
     return _residual(node, x, skip, bias, gamma, None, centers=False)
 
 
-def _residual(node, x, skip, bias, gamma, beta, centers: bool = True):
+def _residual(
+    node,
+    x,
+    skip,
+    bias,
+    gamma,
+    beta,
+    centers: bool = True,
+):
     """The norm of x + skip + bias over the last axis, its mean, the inverse of its deviation, and the sum."""
     total = x + spread(x, skip)[1]
     if bias is not None:
@@ -97,17 +124,39 @@ def _residual(node, x, skip, bias, gamma, beta, centers: bool = True):
 
 
 @op(_DOMAIN + "DynamicQuantizeMatMul")
-def _(node, a, b, b_scale, b_zero=None, bias=None):
+def _(
+    node,
+    a,
+    b,
+    b_scale,
+    b_zero=None,
+    bias=None,
+):
     small, scale, zero = dynamic(jnp.asarray(a))
     return _rescaled(centered(small, zero), centered(b, b_zero), scale, b_scale, bias)
 
 
 @op(_DOMAIN + "MatMulIntegerToFloat")
-def _(node, a, b, a_scale, b_scale, a_zero=None, b_zero=None, bias=None):
+def _(
+    node,
+    a,
+    b,
+    a_scale,
+    b_scale,
+    a_zero=None,
+    b_zero=None,
+    bias=None,
+):
     return _rescaled(centered(a, a_zero, is_row=True), centered(b, b_zero), a_scale, b_scale, bias)
 
 
-def _rescaled(a, b, a_scale, b_scale, bias):
+def _rescaled(
+    a,
+    b,
+    a_scale,
+    b_scale,
+    bias,
+):
     """The product of integers without zero points, in units of both scales; that of b is one, or one a column."""
     total = jnp.matmul(a, b)
     factor = jnp.asarray(a_scale).reshape(-1) * jnp.asarray(b_scale).reshape(-1)

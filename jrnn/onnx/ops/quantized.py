@@ -195,17 +195,39 @@ def _filters(weight, zero):
 
 
 @op("MatMulInteger")
-def _(node, a, b, a_zero=None, b_zero=None):
+def _(
+    node,
+    a,
+    b,
+    a_zero=None,
+    b_zero=None,
+):
     return jnp.matmul(centered(a, a_zero, is_row=True), centered(b, b_zero))
 
 
 @op("ConvInteger")
-def _(node, x, weight, x_zero=None, zero=None):
+def _(
+    node,
+    x,
+    weight,
+    x_zero=None,
+    zero=None,
+):
     return convolve(node, centered(x, x_zero), _filters(weight, zero))
 
 
 @op("QLinearMatMul")
-def _(node, a, a_scale, a_zero, b, b_scale, b_zero, scale, zero):
+def _(
+    node,
+    a,
+    a_scale,
+    a_zero,
+    b,
+    b_scale,
+    b_zero,
+    scale,
+    zero,
+):
     product = jnp.matmul(centered(a, a_zero, is_row=True), centered(b, b_zero)).astype(jnp.float32)
     a_scale, b_scale, scale = (jnp.asarray(s, jnp.float32) for s in (a_scale, b_scale, scale))
     a_scale = a_scale[..., None] if a_scale.ndim else a_scale
@@ -221,7 +243,18 @@ def _wide(value, like):
 
 
 @op("QLinearConv")
-def _(node, x, x_scale, x_zero, weight, w_scale, w_zero, scale, zero, bias=None):
+def _(
+    node,
+    x,
+    x_scale,
+    x_zero,
+    weight,
+    w_scale,
+    w_zero,
+    scale,
+    zero,
+    bias=None,
+):
     row = (1, -1) + (1,) * (x.ndim - 2)
     total = convolve(node, centered(x, x_zero), _filters(weight, w_zero))
     if bias is not None:

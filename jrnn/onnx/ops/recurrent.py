@@ -59,7 +59,14 @@ def _activations(node, kind: str, directions: int) -> list[list[Activation]]:
 
 
 def _step(
-    node, kind: str, functions: Sequence[Activation], into: Projection, back: Projection, wb, rb, p
+    node,
+    kind: str,
+    functions: Sequence[Activation],
+    into: Projection,
+    back: Projection,
+    wb,
+    rb,
+    p,
 ) -> Callable:
     """The step `(state, x) -> (state, h)` of one direction; states are (h,) or (h, c).
 
@@ -119,7 +126,19 @@ def _step(
     return {"RNN": rnn, "GRU": gru, "LSTM": lstm}[kind]
 
 
-def _layer(node, kind: str, x, w, r, b, lengths, h, c, p, project: Callable) -> tuple[Array, ...]:
+def _layer(
+    node,
+    kind: str,
+    x,
+    w,
+    r,
+    b,
+    lengths,
+    h,
+    c,
+    p,
+    project: Callable,
+) -> tuple[Array, ...]:
     """All directions. `project(k, x)` returns the input of the scan and the two projections of direction k."""
     direction = node.get("direction", "forward")
     if direction not in _DIRECTIONS:
@@ -193,7 +212,17 @@ def _product(weight) -> Projection:
 
 
 @op("RNN", "GRU", "LSTM")
-def _(node, x, w, r, b=None, lengths=None, h=None, c=None, p=None):
+def _(
+    node,
+    x,
+    w,
+    r,
+    b=None,
+    lengths=None,
+    h=None,
+    c=None,
+    p=None,
+):
     x = jnp.asarray(x)
     w = jnp.asarray(w)
     r = jnp.asarray(r)

@@ -27,7 +27,13 @@ def _cubic(t, a: float):
     return np.where(t <= 1, inner, np.where(t < 2, outer, 0.0))
 
 
-def _places(mode: str, size: int, count: int, scale: float, roi: tuple[float, float]) -> np.ndarray:
+def _places(
+    mode: str,
+    size: int,
+    count: int,
+    scale: float,
+    roi: tuple[float, float],
+) -> np.ndarray:
     """Where each of `count` outputs lies among `size` inputs."""
     y = np.arange(count, dtype=np.float64)
     length = scale * size
@@ -54,7 +60,13 @@ def _places(mode: str, size: int, count: int, scale: float, roi: tuple[float, fl
     raise ConversionError(f"no coordinate_transformation_mode is called {mode!r}")
 
 
-def _weights(node, mode: str, places: np.ndarray, size: int, scale: float) -> np.ndarray:
+def _weights(
+    node,
+    mode: str,
+    places: np.ndarray,
+    size: int,
+    scale: float,
+) -> np.ndarray:
     """The weights of the inputs in each output, [outputs, size]."""
     if mode == "nearest":
         name = node.get("nearest_mode", "round_prefer_floor" if node.opset > 10 else "floor")

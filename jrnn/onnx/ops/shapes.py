@@ -139,7 +139,14 @@ def _(node, x, split=None):
 
 
 @op("Slice")
-def _(node, x, starts=None, ends=None, axes=None, steps=None):
+def _(
+    node,
+    x,
+    starts=None,
+    ends=None,
+    axes=None,
+    steps=None,
+):
     starts = node.ints("starts", starts)
     ends = node.ints("ends", ends)
     axes = node.ints("axes", axes) or range(len(starts))
@@ -228,7 +235,13 @@ def _(node, x, indices, updates):
 
 
 @op("Pad")
-def _(node, x, pads=None, value=None, axes=None):
+def _(
+    node,
+    x,
+    pads=None,
+    value=None,
+    axes=None,
+):
     pads = node.ints("pads", pads)
     mode = node.get("mode", "constant")
     axes = node.ints("axes", axes) or range(x.ndim)

@@ -17,7 +17,13 @@ def _pairs(x, dtype):
     return jnp.stack([x.real, x.imag], -1).astype(dtype)
 
 
-def _transform(x, length, axis: int, inverse: bool, one_sided: bool):
+def _transform(
+    x,
+    length,
+    axis: int,
+    inverse: bool,
+    one_sided: bool,
+):
     """The transform along an axis of x, whose last axis has the parts; `length` cuts or pads, None is the axis' own."""
     if not 1 <= x.shape[-1] <= 2:
         raise ConversionError(
@@ -51,7 +57,13 @@ def _(node, x, length=None, axis=None):
 
 
 @op("STFT")
-def _(node, signal, step, window=None, length=None):
+def _(
+    node,
+    signal,
+    step,
+    window=None,
+    length=None,
+):
     """[B, L, parts] -> [B, frames, bins, 2]."""
     step = node.known(step, "frame_step").item()
     signal = jnp.asarray(signal)
@@ -79,7 +91,14 @@ def _(node, signal, step, window=None, length=None):
 
 
 @op("MelWeightMatrix")
-def _(node, bands, length, rate, low, high):
+def _(
+    node,
+    bands,
+    length,
+    rate,
+    low,
+    high,
+):
     """Triangles of height 1, [length // 2 + 1, bands], at equal distances on the scale 2595 log10(1 + f / 700)."""
     names = ("num_mel_bins", "dft_length", "sample_rate", "lower_edge_hertz", "upper_edge_hertz")
     given = zip((bands, length, rate, low, high), names, strict=True)
