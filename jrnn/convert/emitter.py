@@ -21,7 +21,7 @@ from jrnn.errors import ConversionError, JrnnError
 from jrnn.jaxprs.flat import FlatEquation, Graph, Var, evaluate_graph, flatten, read
 from jrnn.jaxprs.primitives import registering
 from jrnn.nets.builder import NetBuilder
-from jrnn.nets.ir import Op
+from jrnn.nets.ir import Op, Shape
 
 FLOAT, INT32, INT64, BOOL = (np.dtype(t) for t in (np.float32, np.int32, np.int64, np.bool_))
 TYPE_CODES = {FLOAT: 1, INT32: 2, BOOL: 5, INT64: 10}  # TensorProto.DataType
@@ -36,9 +36,9 @@ class Blob:
     elements, which broadcasts to `shape`."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: np.dtype
-    own_shape: tuple[int, ...]
+    own_shape: Shape
 
     @classmethod
     def of(cls, name: str, shape: Sequence[int], dtype: Any) -> Blob:

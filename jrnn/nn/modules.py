@@ -21,7 +21,7 @@ from jrnn import jaxprs
 from jrnn.errors import LayerError
 from jrnn.nn.checks import check_floating
 from jrnn.nn.layers import zoneout_rates
-from jrnn.nn.params import Layout, check_params, init
+from jrnn.nn.params import Layout, Shapes, check_params, init
 from jrnn.nn.settings import read, spelled_out, warn_of_dropout
 from jrnn.nn.stack import run_stack, stack_state, step_cell, step_stack
 from jrnn.nn.units import GRU as GRU_UNIT
@@ -43,7 +43,7 @@ class Parameters(nnx.Module):
             parameters=list(own.parameters.values())[1:], return_annotation=cls
         )
 
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
+    def _shapes(self) -> Shapes:
         return self.layout.shapes()
 
     def _name(self) -> str:
@@ -277,7 +277,7 @@ class _Cell(Parameters):
         self.dtype = dtype
         self._create(rngs, param_dtype)
 
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
+    def _shapes(self) -> Shapes:
         return self.layout.cell_shapes(self.layout.input_size)
 
     def __call__(self, x: Any, hx: Any = None) -> Any:

@@ -28,6 +28,7 @@ from jrnn.nn.checks import check_bools, check_integer
 from jrnn.nn.units import GRU, LSTM, RNN_TANH, Unit
 
 Params = Mapping[str, Any]  # arrays by PyTorch's names
+Shapes = dict[str, tuple[int, ...]]  # by the names of parameters
 
 
 class Weights(NamedTuple):
@@ -103,19 +104,19 @@ class Layout:
                 suffixes.append(f"_l{layer}_reverse")
         return suffixes
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> Shapes:
         """The shape of every parameter, in PyTorch's order."""
-        shapes: dict[str, tuple[int, ...]] = {}
+        shapes: Shapes = {}
         for k, suffix in enumerate(self.suffixes()):
             width = self.input_size if k < self.directions else self.output_size * self.directions
             for name, shape in self.cell_shapes(width).items():
                 shapes[name + suffix] = shape
         return shapes
 
-    def cell_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
+    def cell_shapes(self, width: int) -> Shapes:
         """The shape of every parameter, without suffixes, of one direction of a layer whose input has `width` features."""
         rows = self.unit.gates * self.hidden_size
-        shapes: dict[str, tuple[int, ...]] = {
+        shapes: Shapes = {
             "weight_ih": (rows, width),
             "weight_hh": (rows, self.output_size),
         }

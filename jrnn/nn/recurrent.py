@@ -28,7 +28,7 @@ from jrnn.loops import Recompute, compiled_once, hashable
 from jrnn.nn.checks import check_floating, check_integer
 from jrnn.nn.layers import accumulator
 from jrnn.nn.modules import Parameters
-from jrnn.nn.params import Params
+from jrnn.nn.params import Params, Shapes
 from jrnn.nn.sequences import Compaction, Sequences, Steps, compute_type, in_rows, where_live
 from jrnn.nn.settings import spelled_out
 from jrnn.nn.span import Span
@@ -91,7 +91,7 @@ class RecurrentLayer(Parameters):
     def _run(self, params: Any, x: Array, state: Any, span: Span) -> Outputs:
         """The formula, x [T, N, D] -> y [T, N, P] and the state after the last step."""
 
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
+    def _shapes(self) -> Shapes:
         return {name: shape for name, (_, shape) in self._parameters().items()}
 
     def _initial(self, key: Array, dtype: Any) -> dict[str, Array]:
@@ -320,7 +320,7 @@ class Recurrent(RecurrentLayer):
     def _initial(self, key: Array, dtype: Any) -> dict[str, Array]:
         return dict(self._given)
 
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
+    def _shapes(self) -> Shapes:
         return dict(self._known)
 
     def _fresh(self, batch: int, dtype: Any) -> Any:

@@ -15,6 +15,8 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from jrnn.testing.subjects import Layer, Outputs
 
+Wrong = str | None  # what is wrong, in words
+
 
 def named(what: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the arrays of a tree, each with its path behind `what`."""
@@ -22,7 +24,7 @@ def named(what: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
         yield what + keystr(path), np.asarray(leaf)
 
 
-def differs(what: str, computed: Any, wanted: Any, tolerance: float) -> str | None:
+def differs(what: str, computed: Any, wanted: Any, tolerance: float) -> Wrong:
     """The first element in which two trees differ, in words; a NaN equals a NaN, and with tolerance 0 all bits count.
 
     The tolerance is relative to the largest element that is wanted, if that is above 1; integers must be equal.
@@ -51,9 +53,7 @@ def differs(what: str, computed: Any, wanted: Any, tolerance: float) -> str | No
     return None
 
 
-def one_differs(
-    computed: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float
-) -> str | None:
+def one_differs(computed: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float) -> Wrong:
     """As `differs`, for the first of several trees by name."""
     return next(
         (
@@ -90,7 +90,7 @@ def run_layer(layer: Layer, x: Any, state: Any, **options: Any) -> Outputs:
     return jax.tree.map(np.asarray, results)
 
 
-def results_differ(computed: Outputs, wanted: Outputs, tolerance: float) -> str | None:
+def results_differ(computed: Outputs, wanted: Outputs, tolerance: float) -> Wrong:
     """The first element in which outputs or last states differ, in words."""
     names = ("y", "the last state")
     return one_differs(dict(zip(names, computed)), dict(zip(names, wanted)), tolerance)
@@ -101,7 +101,7 @@ Run = Callable[[Any, Any, np.ndarray], Outputs]
 
 def depends_on_batch(
     layer: Layer, run: Run, tolerance: float, orders: Iterable[str] = ("alone",)
-) -> str | None:
+) -> Wrong:
     """What of a sequence is different alone, or in a batch "in another order", in words; or None.
 
     Args:
@@ -139,7 +139,7 @@ def depends_on_padding(
     where: str,
     fills: Iterable[float],
     tolerance: float,
-) -> str | None:
+) -> Wrong:
     """What changes with the padding, in words, or None.
 
     Args:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jrnn.errors import LayerError
-from jrnn.testing.invariance import differs
+from jrnn.testing.invariance import Wrong, differs
 from jrnn.testing.language_models import AdaptedModel
 from jrnn.testing.properties import Property, need, registered
 
@@ -64,7 +64,7 @@ def _others(model: AdaptedModel, tokens: Any) -> Any:
 
 
 @_property("causality", "a later token changes no earlier logits")
-def _(model: AdaptedModel, tolerance: float) -> str | None:
+def _(model: AdaptedModel, tolerance: float) -> Wrong:
     whole = _logits(model, model.tokens)
     for t in range(1, model.size[0]):
         tokens = np.concatenate([model.tokens[:, :t], _others(model, model.tokens[:, t:])], axis=1)
@@ -76,7 +76,7 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
 @_property(
     "pieces", "a prompt read in pieces, the state handed on, gives what one call gives", "causality"
 )
-def _(model: AdaptedModel, tolerance: float) -> str | None:
+def _(model: AdaptedModel, tolerance: float) -> Wrong:
     sizes = (2, 2, model.size[0] - 4)
     wrong = differs(
         "logits", _in_pieces(model, model.tokens, sizes), _logits(model, model.tokens), tolerance
@@ -85,7 +85,7 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
 
 
 @_property("decoding", "token by token gives what one call gives", "causality")
-def _(model: AdaptedModel, tolerance: float) -> str | None:
+def _(model: AdaptedModel, tolerance: float) -> Wrong:
     whole = _logits(model, model.tokens)
     if wrong := differs(
         "logits", _in_pieces(model, model.tokens, (1,) * model.size[0], one=True), whole, tolerance
@@ -100,7 +100,7 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
 
 
 @_property("resume", "a state that was saved and loaded goes on as the state itself")
-def _(model: AdaptedModel, tolerance: float) -> str | None:
+def _(model: AdaptedModel, tolerance: float) -> Wrong:
     need(model.stored is not None, "no way to save states was given (`stored`)")
     assert model.stored is not None
     prompt, rest = _halves(model)
@@ -113,7 +113,7 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
 @_property(
     "rollback", "a state that was kept is as it was after further tokens were read and taken back"
 )
-def _(model: AdaptedModel, tolerance: float) -> str | None:
+def _(model: AdaptedModel, tolerance: float) -> Wrong:
     prompt, rest = _halves(model)
     _, state = _run(model, prompt)
     wanted = _logits(model, rest, state)
@@ -191,7 +191,7 @@ def _lowest(leaves: Mapping[str, tuple[str, Any]], tolerance: float) -> set[str]
 
 def _keeps_apart(kind: str) -> None:
     @_property(f"packed {kind}", f"no {NAMES[kind]} leaks from one document of a row into the next")
-    def _(model: AdaptedModel, tolerance: float) -> str | None:
+    def _(model: AdaptedModel, tolerance: float) -> Wrong:
         need(model.resets, "the model takes no resets")
         need(kind in model.remembers, f"the model has no {NAMES[kind]}")
         for handed in (False, True) if model.resets_of_states else (False,):
@@ -206,7 +206,7 @@ for _kind in NAMES:
     _keeps_apart(_kind)
 
 
-def _differ(rows: Any, tolerance: float) -> str | None:
+def _differ(rows: Any, tolerance: float) -> Wrong:
     """What differs between the first row of logits and others."""
     return differs("logits", rows, np.repeat(rows[:1], len(rows), axis=0), tolerance)
 
@@ -216,7 +216,7 @@ def _differ(rows: Any, tolerance: float) -> str | None:
     "a reset at any step, the first and the last too, begins a text in its row alone",
     "causality",
 )
-def _(model: AdaptedModel, tolerance: float) -> str | None:
+def _(model: AdaptedModel, tolerance: float) -> Wrong:
     need(model.resets, "the model takes no resets")
     steps = model.size[0]
     half = model.size[0] // 2
@@ -264,7 +264,7 @@ def _padded(model: AdaptedModel, left: bool) -> tuple[Any, Any]:
     return tokens, mask
 
 
-def _padding(model: AdaptedModel, tolerance: float, left: bool) -> str | None:
+def _padding(model: AdaptedModel, tolerance: float, left: bool) -> Wrong:
     need(model.masks, "the model takes no attention_mask")
     tokens, mask = _padded(model, left)
     real, rest = _halves(model)
@@ -285,19 +285,19 @@ def _padding(model: AdaptedModel, tolerance: float, left: bool) -> str | None:
 
 
 @_property("right padding", "padding after a text changes nothing", "causality")
-def _(model: AdaptedModel, tolerance: float) -> str | None:
+def _(model: AdaptedModel, tolerance: float) -> Wrong:
     return _padding(model, tolerance, False)
 
 
 @_property("left padding", "padding before a text changes nothing")
-def _(model: AdaptedModel, tolerance: float) -> str | None:
+def _(model: AdaptedModel, tolerance: float) -> Wrong:
     return _padding(model, tolerance, True)
 
 
 @_property(
     "batch", "a sequence gives in a batch what it gives alone, whatever padding the others have"
 )
-def _(model: AdaptedModel, tolerance: float) -> str | None:
+def _(model: AdaptedModel, tolerance: float) -> Wrong:
     whole = _logits(model, model.tokens)
     for n in range(model.size[1]):
         row = model.tokens[n : n + 1]
@@ -342,7 +342,7 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
     "causality",
     "pieces",
 )
-def _(model: AdaptedModel, tolerance: float) -> str | None:
+def _(model: AdaptedModel, tolerance: float) -> Wrong:
     need(
         model.over_devices is not None,
         "no way to divide time among devices was given (`over_devices`)",
@@ -357,7 +357,7 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
 
 
 @_property("save and load", "a model that was saved and loaded gives the same logits")
-def _(model: AdaptedModel, tolerance: float) -> str | None:
+def _(model: AdaptedModel, tolerance: float) -> Wrong:
     need(model.reloaded is not None, "no way to save the model was given (`reloaded`)")
     assert model.reloaded is not None
     wrong = differs(
@@ -367,7 +367,7 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
 
 
 @_property("determinism", "logits are finite, and two calls give the same bits")
-def _(model: AdaptedModel, tolerance: float) -> str | None:
+def _(model: AdaptedModel, tolerance: float) -> Wrong:
     first = _logits(model, model.tokens)
     if not np.isfinite(first).all():
         at = list(map(int, np.argwhere(~np.isfinite(first))[0]))

@@ -17,6 +17,7 @@ import numpy as np
 
 from jrnn.jaxprs.trials import central_difference
 from jrnn.testing.invariance import (
+    Wrong,
     depends_on_batch,
     depends_on_padding,
     differs,
@@ -49,9 +50,9 @@ class Property:
 
     name: str
     rule: str
-    check: Callable[[Any, float], str | None]
+    check: Callable[[Any, float], Wrong]
     rests_on: tuple[str, ...] = ()
-    behavior: Callable[[Any, float], str | None] | None = None
+    behavior: Callable[[Any, float], Wrong] | None = None
 
 
 PROPERTIES: dict[str, Property] = {}
@@ -96,7 +97,7 @@ def _need_state(layer: Layer) -> None:
 
 
 @_property("causality", "an output does not depend on later inputs", "determinism")
-def _(layer: Layer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> Wrong:
     need(not layer.bidirectional, "a bidirectional layer reads the whole sequence")
     whole, _ = run_layer(layer, layer.x, layer.state)
     for t in range(1, len(layer.x)):
@@ -111,7 +112,7 @@ def _(layer: Layer, tolerance: float) -> str | None:
 @_property(
     "directions", "both directions are read, and time reversal exchanges them", "determinism"
 )
-def _(layer: Layer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> Wrong:
     need(layer.bidirectional, "the layer has one direction")
     whole, _ = run_layer(layer, layer.x, None)
     for changed, seen in ((0, len(layer.x) - 1), (len(layer.x) - 1, 0)):
@@ -136,7 +137,7 @@ def _(layer: Layer, tolerance: float) -> str | None:
     "a sequence in two chunks, the state handed on, gives what it gives whole",
     *("determinism", "causality", "initial state"),
 )
-def _(layer: Layer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> Wrong:
     _need_state(layer)
     whole = run_layer(layer, layer.x, layer.state)
     for cut in range(1, len(layer.x)):
@@ -152,7 +153,7 @@ def _(layer: Layer, tolerance: float) -> str | None:
     "one step at a time gives what the whole sequence gives",
     *("determinism", "causality", "initial state", "chunks"),
 )
-def _(layer: Layer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> Wrong:
     _need_state(layer)
     whole = run_layer(layer, layer.x, layer.state)
     state = layer.state
@@ -165,7 +166,7 @@ def _(layer: Layer, tolerance: float) -> str | None:
 
 
 @_property("long", "outputs, states and gradients of 512 steps are finite")
-def _(layer: Layer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> Wrong:
     x = np.resize(layer.x, (LONG, *layer.x.shape[1:]))
     results = dict(zip(("y", "the last state"), run_layer(layer, x, layer.state)))
     if layer.in_jax:
@@ -190,7 +191,7 @@ def _(layer: Layer, tolerance: float) -> str | None:
 
 
 @_property("batch", "a sequence gives in a batch what it gives alone", "determinism")
-def _(layer: Layer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> Wrong:
     return depends_on_batch(layer, lambda x, state, rows: run_layer(layer, x, state), tolerance)
 
 
@@ -200,7 +201,7 @@ def _some_lengths(layer: Layer) -> Iterator[np.ndarray]:
     yield np.resize([1, steps], batch).astype(np.int32)
 
 
-def _of_lengths(layer: Layer, lengths: np.ndarray, tolerance: float) -> str | None:
+def _of_lengths(layer: Layer, lengths: np.ndarray, tolerance: float) -> Wrong:
     y, last = run_layer(layer, layer.x, layer.state, lengths=lengths)
     for n, length in enumerate(lengths.tolist()):
         row = slice(n, n + 1)
@@ -221,7 +222,7 @@ def _of_lengths(layer: Layer, lengths: np.ndarray, tolerance: float) -> str | No
 @_property(
     "lengths", "with lengths, a padded sequence gives what it gives without padding", *_PARTS
 )
-def _(layer: Layer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> Wrong:
     need(layer.lengths, "the layer takes no lengths")
     return next((w for n in _some_lengths(layer) if (w := _of_lengths(layer, n, tolerance))), None)
 
@@ -231,7 +232,7 @@ def _(layer: Layer, tolerance: float) -> str | None:
     "a sequence of length 0 leaves its state as it was",
     *(*_PARTS, "initial state", "lengths"),
 )
-def _(layer: Layer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> Wrong:
     need(layer.lengths, "the layer takes no lengths")
     need(layer.state is not None, "no state was given")
     return _of_lengths(
@@ -275,7 +276,7 @@ def _of_filler(
     "what padding holds, NaN too, changes no output, state or gradient",
     *(*_PARTS, "lengths"),
 )
-def _(layer: Layer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> Wrong:
     need(layer.lengths, "the layer takes no lengths")
     for lengths in _some_lengths(layer):
         results = _of_filler(
@@ -292,7 +293,7 @@ def _(layer: Layer, tolerance: float) -> str | None:
     "with a mask, steps that count give what they give alone, and what others hold, NaN too, changes nothing",
     *_PARTS,
 )
-def _(layer: Layer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> Wrong:
     need(layer.mask, "the layer takes no mask")
     steps, batch = layer.size
     for hole in (0, steps // 2, steps - 1):  # padding on the left, a hole, padding on the right
@@ -326,7 +327,7 @@ def _(layer: Layer, tolerance: float) -> str | None:
     *_PARTS,
     behavior=effects_of_resets,
 )
-def _(layer: Layer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> Wrong:
     need(layer.resets, "the layer takes no resets")
     steps, batch = layer.size
     # then each direction begins at another end: states are not handed on, nor compared
@@ -362,7 +363,7 @@ def _(layer: Layer, tolerance: float) -> str | None:
 @_property(
     "initial state", "the initial state changes the outputs, and gets a gradient", "determinism"
 )
-def _(layer: Layer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> Wrong:
     need(layer.state is not None, "no state was given")
     y, _ = run_layer(layer, layer.x, layer.state)
     other, _ = run_layer(
@@ -409,7 +410,7 @@ def _wide(tree: Any, dtype: Any = np.float64) -> Any:
 @_property(
     "gradients", "gradients equal central differences, in float64", "determinism", "initial state"
 )
-def _(layer: Layer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> Wrong:
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
         smooth, join = floats(layer.params)
@@ -450,7 +451,7 @@ def _(layer: Layer, tolerance: float) -> str | None:
 
 
 @_property("dtype", "outputs and states have the type of the inputs, weights and states")
-def _(layer: Layer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> Wrong:
     for dtype in (jnp.float32, jnp.bfloat16, jnp.float64) if layer.in_jax else (np.float32,):
         with jax.enable_x64(dtype == jnp.float64):
             wrong = _other_type(layer, dtype)
@@ -459,7 +460,7 @@ def _(layer: Layer, tolerance: float) -> str | None:
     return None
 
 
-def _other_type(layer: Layer, dtype: Any) -> str | None:
+def _other_type(layer: Layer, dtype: Any) -> Wrong:
     """The first output or state that has another type than the inputs, in words; or None."""
     smooth, join = floats(layer.params)
     params = join([jnp.asarray(v, dtype) for v in smooth]) if layer.in_jax else layer.params
@@ -475,14 +476,14 @@ def _other_type(layer: Layer, dtype: Any) -> str | None:
 
 
 @_property("determinism", "two calls give the same bits")
-def _(layer: Layer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> Wrong:
     first = run_layer(layer, layer.x, layer.state)
     wrong = results_differ(run_layer(layer, layer.x, layer.state), first, 0.0)
     return wrong and f"in the second call, {wrong}"
 
 
 @_property("jit", "a compiled call gives what a call gives", "determinism")
-def _(layer: Layer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> Wrong:
     need(layer.in_jax, "the layer is not JAX's")
     eager = run_layer(layer, layer.x, layer.state)
     compiled = jax.jit(lambda x, state: layer.call(layer.params, x, state))(

@@ -17,7 +17,7 @@ from jrnn.errors import LayerError
 from jrnn.loops import scan
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.cells import Cell, RunOptions, run_cell
-from jrnn.nets.ir import Net
+from jrnn.nets.ir import Names, Net
 from jrnn.nets.lowering import to_jax
 
 X = "x"
@@ -72,9 +72,9 @@ class CellNet:
     net: Net
     weights: dict[str, Any]
     state: tuple[Any, ...]
-    state_names: tuple[str, ...]
+    state_names: Names
     output: str
-    last: tuple[str, ...]
+    last: Names
 
     @classmethod
     def of(

@@ -21,7 +21,7 @@ from jrnn.jaxprs import scan_counts
 from jrnn.jaxprs.flat import FlatEquation, Graph, Var, flatten, live
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.graph.ssa import with_live_ops
-from jrnn.nets.ir import Net, written_by
+from jrnn.nets.ir import Net, Shape, written_by
 from jrnn.nets.recurrent_networks import RecurrentState, recurrent_net
 
 
@@ -92,7 +92,7 @@ class _NetworkState:
     """A carry or an output that the recurrent network holds: its new value in the step, and how it is folded."""
 
     new: Var | np.ndarray
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: np.dtype
 
     def width(self, batch: int) -> int:
@@ -108,9 +108,7 @@ def _fold(e: Emitter, value: Value, batch: int) -> Blob:
     return e.reshaped(e.cast(e.blob(value), FLOAT), (1, batch, math.prod(value.shape) // batch))
 
 
-def _unfold(
-    e: Emitter, name: str, state: _NetworkState, batch: int, lead: tuple[int, ...] = ()
-) -> Value:
+def _unfold(e: Emitter, name: str, state: _NetworkState, batch: int, lead: Shape = ()) -> Value:
     """The blob `name` of folded floats [1 or T, N, D] as values of a state, [*lead, ...]."""
     blob = Blob.of(name, (*(lead or (1,)), batch, state.width(batch)), FLOAT)
     if state.dtype == INT32:
@@ -399,7 +397,7 @@ def _needed(
         needed = more
 
 
-def _batch(shapes: Sequence[tuple[int, ...]]) -> int:
+def _batch(shapes: Sequence[Shape]) -> int:
     """N: the first dimension of the sequences and states, if it divides the size of all of them, else 1."""
     batch = next((shape[0] for shape in shapes if len(shape) > 1), 1)
     if batch and all(math.prod(shape) % batch == 0 for shape in shapes):

@@ -17,6 +17,7 @@ from jrnn.convert.emitter import BOOL, FLOAT, Blob, Emitter, Value, rule
 from jrnn.errors import ConversionError
 from jrnn.jaxprs import definitions
 from jrnn.jaxprs.flat import FlatEquation
+from jrnn.nets.ir import Shape
 
 _FOLDED = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Max": np.maximum, "Min": np.minimum, "And": np.logical_and,
@@ -287,14 +288,14 @@ def extreme(e: Emitter, type: str, a: Value, b: Value) -> Value:
     return e.op(type, [spread_to(v, shape) for v in (a, b)], shape, a.dtype)
 
 
-def spread_to(value: Value, shape: tuple[int, ...]) -> Value:
+def spread_to(value: Value, shape: Shape) -> Value:
     """The value with another shape that it broadcasts to."""
     if isinstance(value, Blob):
         return replace(value, shape=shape)
     return np.broadcast_to(value, shape)
 
 
-def where(e: Emitter, which: Value, yes: Value, no: Value, shape: tuple[int, ...]) -> Blob:
+def where(e: Emitter, which: Value, yes: Value, no: Value, shape: Shape) -> Blob:
     """The elements of `yes` where `which` is true, else the elements of `no`, broadcast to one shape."""
     return e.op("Where", [spread_to(v, shape) for v in (which, yes, no)], shape, yes.dtype)
 

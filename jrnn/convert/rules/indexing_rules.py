@@ -16,6 +16,7 @@ from jrnn.convert.rules.elementwise_rules import binary, extreme, is_static, spr
 from jrnn.convert.rules.shape_rules import cut, join, other_axes, pick, sizes_at, transpose
 from jrnn.errors import ConversionError
 from jrnn.jaxprs.flat import FlatEquation
+from jrnn.nets.ir import Shape
 
 
 def _clip(e: Emitter, x: Value, low: int, high: int) -> Value:
@@ -73,9 +74,9 @@ def _along(axis: int, size: int, rank: int) -> list[int]:
 class _Places:
     """Elements of an array along some axes. `flat` [*outer, *windows] numbers them as if these axes were one."""
 
-    axes: tuple[int, ...]
-    windows: tuple[int, ...]  # the axes along which an index selects more than one element
-    outer: tuple[int, ...]
+    axes: Shape
+    windows: Shape  # the axes along which an index selects more than one element
+    outer: Shape
     flat: Value
 
     @property

@@ -20,6 +20,7 @@ from jrnn.convert.rules.shape_rules import (
 )
 from jrnn.errors import ConversionError
 from jrnn.jaxprs.flat import FlatEquation
+from jrnn.nets.ir import Shape
 
 
 @rule("dot_general")
@@ -53,9 +54,7 @@ def _(e: Emitter, node: FlatEquation, x, y):
     return e.reshaped(product, shape)
 
 
-def _matrices(
-    e: Emitter, x: Value, batch, first, second, shape: tuple[int, ...]
-) -> tuple[Value, int | None]:
+def _matrices(e: Emitter, x: Value, batch, first, second, shape: Shape) -> tuple[Value, int | None]:
     """x as matrices [batch, first, second], or as their transposes if only that moves no elements."""
     order = [*batch, *first, *second]
     if moves_elements(x, order) and not moves_elements(x, [*batch, *second, *first]):
@@ -166,7 +165,7 @@ def _at(values: Sequence[Any], positions: Iterable[int]) -> list[Any]:
     return [values[k] for k in positions]
 
 
-def _image(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _image(shape: Shape) -> Shape:
     """[N, C, L] as [N, C, 1, L]."""
     return shape if len(shape) > 3 else (*shape[:2], 1, shape[2])
 
@@ -190,7 +189,7 @@ def _groups_as_channels(e: Emitter, x: Value, groups: int) -> Value:
 
 
 def _transposed(
-    e: Emitter, x: Value, w: Value, out: tuple[int, ...], window: _Window, stretch: Sequence[int]
+    e: Emitter, x: Value, w: Value, out: Shape, window: _Window, stretch: Sequence[int]
 ) -> Blob | None:
     """A convolution of a dilated image [N, C, H, W] as a ConvTranspose, or None if it is not one."""
     if not _all_ones((*window.strides, *window.dilations)) or len(window.kernels) != 2:

@@ -23,7 +23,7 @@ from jrnn.loops.while_loops.trips import run_trips
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.graph.ssa import writers
 from jrnn.nets.ir import Blobs, Net, Op, written_by
-from jrnn.nets.lowering import Context, Freed, execute
+from jrnn.nets.lowering import Context, Freed, Values, execute
 from jrnn.nets.memory import size_of
 from jrnn.nets.ops.values import raise_if
 from jrnn.nets.registry import frees, op
@@ -173,19 +173,19 @@ def _truth(condition: Any) -> bool:
     return bool(np.asarray(condition).reshape(()))
 
 
-def _run_shared(net: Net, blobs: Blobs, wanted: Iterable[str], context: Context) -> dict[str, Any]:
+def _run_shared(net: Net, blobs: Blobs, wanted: Iterable[str], context: Context) -> Values:
     """Runs a net in the workspace of its operator, and returns the blobs that it writes."""
     body = schedule(net, None if context.eager else _written(net, wanted), read_outside=wanted)
     used_bytes = sum(map(size_of, blobs.values())) if context.eager else 0
     return execute(body, {}, replace(context, outer=blobs, used_bytes=used_bytes))
 
 
-def _both_branches(condition: Any, branches, wanted: list[str], context: Context) -> dict[str, Any]:
+def _both_branches(condition: Any, branches, wanted: list[str], context: Context) -> Values:
     """lax.cond over the blobs that either branch writes; a blob that a branch does not write keeps its value."""
 
     inside = replace(context, in_branch=True)
 
-    def run(net: Net) -> tuple[dict[str, Any], _Constants]:
+    def run(net: Net) -> tuple[Values, _Constants]:
         values = _values_after(net, wanted, inside)
         return _without_constants({n: v for n, v in values.items() if v is not None})
 
@@ -197,7 +197,7 @@ def _both_branches(condition: Any, branches, wanted: list[str], context: Context
         if name in then_shapes or name in else_shapes:
             both[name] = _common(name, then_shapes.get(name), else_shapes.get(name))
 
-    def run_filled(net: Net) -> dict[str, Any]:
+    def run_filled(net: Net) -> Values:
         values, _ = run(net)
         return {name: _fill(values.get(name), like) for name, like in both.items()}
 
@@ -214,7 +214,7 @@ def _both_branches(condition: Any, branches, wanted: list[str], context: Context
     return {name: out.get(name) for name in wanted}
 
 
-def _values_after(net: Net, wanted: Iterable[str], context: Context) -> dict[str, Any]:
+def _values_after(net: Net, wanted: Iterable[str], context: Context) -> Values:
     """The values of blobs after a net of an If has run: those that it does not write stay."""
     env = _run_shared(net, context.outer, wanted, context)
     return {name: env.get(name, context.outer.get(name)) for name in wanted}
@@ -228,14 +228,14 @@ class _Constants:
     frames: Mapping[tuple[str, int], Mapping[str, np.ndarray]]
 
 
-def _without_constants(values: Blobs) -> tuple[dict[str, Any], _Constants]:
+def _without_constants(values: Blobs) -> tuple[Values, _Constants]:
     """The blobs with workspaces that hold no constants, and the constants."""
     constants: dict[tuple[str, int], dict[str, np.ndarray]] = {}
     rest = dict(values)
     for name, stack in values.items():
         if not isinstance(stack, WorkspaceStack):
             continue
-        frames: list[dict[str, Any]] = []
+        frames: list[Values] = []
         for depth, frame in enumerate(stack.frames):
             constants[name, depth] = {}
             frames.append({})
@@ -307,11 +307,11 @@ def while_(condition, *blobs, loop_net: Net, cond_net: Net | None = None, op, co
 
 def _loop_in_python(
     condition: str, cond_net: Net, loop_net: Net, carried, context: Context
-) -> dict[str, Any]:
+) -> Values:
     """Runs the trips one by one. While tracing, this unrolls the loop for a gradient net that needs the workspaces."""
     carried = dict.fromkeys([condition, *carried])
     most = context.options.max_iterations if context.eager else MOST_COUNTED_TRIPS
-    env: dict[str, Any] = dict(context.outer)
+    env: Values = dict(context.outer)
     trip = 0
     while True:
         env.update(_run_shared(cond_net, env, carried, context))
@@ -330,9 +330,7 @@ def _loop_in_python(
         trip += 1
 
 
-def _loop_traced(
-    condition: str, cond_net: Net, loop_net: Net, outputs, context: Context
-) -> dict[str, Any]:
+def _loop_traced(condition: str, cond_net: Net, loop_net: Net, outputs, context: Context) -> Values:
     """Runs the trips as a loop of JAX: a scan if their number is known, else a while loop."""
     context = replace(context, in_branch=True)
     outer = context.outer

@@ -32,7 +32,7 @@ from jrnn.errors import OpError
 from jrnn.loops import scan
 from jrnn.nets.graph.ssa import undeclared_reads
 from jrnn.nets.ir import Blobs, Names, Op, written_by
-from jrnn.nets.lowering import RECOMPUTED, Context, execute
+from jrnn.nets.lowering import RECOMPUTED, Context, Values, execute
 from jrnn.nets.ops.recurrent_wiring import Link, Wiring, parse
 from jrnn.nets.ops.stopped_outputs import stop_outputs
 from jrnn.nets.registry import op
@@ -223,7 +223,7 @@ def run_forward(w: Wiring, blobs: Blobs, keep: Names, context: Context) -> Forwa
             )
     scheduled = schedule(w.step_net, dict.fromkeys([*results, *w.collected.values(), *keep]))
 
-    def gather(env: Blobs) -> tuple[StepWorkspaces, dict[str, Any]]:
+    def gather(env: Blobs) -> tuple[StepWorkspaces, Values]:
         """What a step gives besides its states: the blobs to store, and the collected outputs."""
         stacked = {}
         constant = {}
@@ -277,7 +277,7 @@ class _Loop:
     first: Blobs
     blobs: Blobs
     steps: int
-    gather: Callable[[Blobs], tuple[StepWorkspaces, dict[str, Any]]]
+    gather: Callable[[Blobs], tuple[StepWorkspaces, Values]]
     context: Context
 
     def scan(self, step: Callable[..., Any], init: Any, sequences: Blobs) -> Any:
@@ -304,7 +304,7 @@ def sequence_views(w: Wiring, blobs: Blobs, steps: int):
         if (link.offset, link.window) == (0, 1) and sequence.shape[0] == steps:
             plain[link.internal] = sequence
 
-    def views(xs: Blobs, t: Any) -> dict[str, Any]:
+    def views(xs: Blobs, t: Any) -> Values:
         env = {name: x[None] for name, x in xs.items()}
         for link in links:
             if link.internal not in plain:
@@ -324,7 +324,7 @@ def _step_context(w: Wiring, t: Any, context: Context) -> Context:
 
 def _run_slot_by_slot(
     loop: _Loop, reads: Mapping[str, list[Link]], writes: Mapping[str, list[Link]]
-) -> tuple[dict[str, Any], Any]:
+) -> tuple[Values, Any]:
     """The common case: the carry has the last L slots of each state, and each step makes the next one."""
     w = loop.w
     sequences, views = sequence_views(w, loop.blobs, loop.steps)
@@ -393,7 +393,7 @@ class _States:
         return jnp.concatenate([self.first[start:], self.rest])
 
 
-def _run_on_buffers(loop: _Loop) -> tuple[dict[str, Any], Any]:
+def _run_on_buffers(loop: _Loop) -> tuple[Values, Any]:
     """The general case: links are windows on whole states, as in Caffe2. After a write, every window has the new value."""
     w = loop.w
     sequences, views = sequence_views(w, loop.blobs, loop.steps)

@@ -17,7 +17,7 @@ import numpy as np
 from jrnn.errors import JrnnError, PlanError, near, printable
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.ir import Blobs, ExecutionStep, Net, Plan, written_by
-from jrnn.nets.lowering import Freed, run_net, without_sources
+from jrnn.nets.lowering import Freed, Values, run_net, without_sources
 
 # The fields of a step that `show_steps` prints, in order.
 _SHOWN_FIELDS = (
@@ -48,7 +48,7 @@ def run_plan(
     key: Any = None,
     max_iterations: int | None = None,
     files: str | Path | None = None,
-) -> dict[str, Any]:
+) -> Values:
     """Runs a plan as Caffe2 does, one net at a time.
 
     Concurrent substeps run in order. A report net, and a substep with `run_every_ms`, run once, when their
@@ -77,7 +77,7 @@ def run_plan(
     """
     given = dict(blobs or {})
     execution = _Execution(plan, given, key=key, max_iterations=max_iterations, files=files)
-    written: dict[str, Any] = {}
+    written: Values = {}
     for step in plan.steps:
         if not step.create_workspace:
             written.update(dict.fromkeys(execution.written(step)))

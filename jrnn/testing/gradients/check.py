@@ -20,7 +20,7 @@ from jrnn.errors import GradientWarning, describe_op
 from jrnn.jaxprs import Eqn, Program, Var, evaluate, inlined, read, scan_counts, trace
 from jrnn.jaxprs.flat import source_of
 from jrnn.nets.graph.scope import Workspace, reads, workspace_of
-from jrnn.nets.ir import Net, Op
+from jrnn.nets.ir import Names, Net, Op
 from jrnn.nets.lowering import run_net
 from jrnn.nets.ops.recurrent_network import initial_state
 from jrnn.nets.ops.recurrent_network_gradient import gradient_wiring
@@ -373,7 +373,7 @@ def _fault_in_equations(
     args: Sequence[Any],
     seeds: Sequence[np.ndarray],
     effort: Effort,
-    surrogates: tuple[str, ...],
+    surrogates: Names,
 ) -> Fault | None:
     def is_wrong(k: int) -> bool:
         effort.doing(f"looking for the equation at fault, at {k + 1} of {len(program.eqns)}")
@@ -421,7 +421,7 @@ def _function_suffix(
     args: Sequence[Any],
     seeds: Sequence[np.ndarray],
     k: int,
-    surrogates: tuple[str, ...],
+    surrogates: Names,
 ) -> Subject:
     """The equations from number k on as a subject without a net."""
     env = _before(program, args, k)
@@ -450,7 +450,7 @@ def _function_suffix(
 
 
 def _fault_in_step_of_scan(
-    eqn: Eqn, values: Sequence[Any], effort: Effort, surrogates: tuple[str, ...]
+    eqn: Eqn, values: Sequence[Any], effort: Effort, surrogates: Names
 ) -> Fault | None:
     """The equation at fault within the first step of a scan, at a random point near the step's."""
     rng = np.random.default_rng(0)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from jrnn.errors import printable
 from jrnn.nets.graph.svg import escape, to_svg
-from jrnn.nets.ir import Net
+from jrnn.nets.ir import Names, Net
 
 _WORST = 20  # blobs in the list
 _GOOD = "#b7e1b0"
@@ -200,12 +200,12 @@ class GradientReport:
     tolerance: float
     difference_tolerance: float
     name: str = ""
-    outputs: tuple[str, ...] = ()
+    outputs: Names = ()
     inner: Mapping[str, float] = field(default_factory=dict)
     fault: Fault | WrittenFault | None = None
-    notes: tuple[str, ...] = ()
-    stopped: tuple[str, ...] = ()
-    stops: tuple[str, ...] = ()
+    notes: Names = ()
+    stopped: Names = ()
+    stops: Names = ()
 
     @property
     def agrees(self) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from jrnn.convert.package import outputs_of
 from jrnn.errors import GradientError, near
-from jrnn.nets.ir import Net, Op
+from jrnn.nets.ir import Names, Net, Op
 from jrnn.nets.lowering import to_jax, without_sources
 from jrnn.testing.gradients.report import Blobs
 from jrnn.testing.gradients.written import backward_part, seeds_in
@@ -46,7 +46,7 @@ class Subject:
 
     net: Net
     blobs: Blobs
-    wrt: tuple[str, ...]
+    wrt: Names
     seeds: Mapping[str, np.ndarray]
     function: Callable[[Blobs], Blobs]
     key: Any = None
@@ -54,7 +54,7 @@ class Subject:
     exact: bool = True
     no_net: str | None = None
     held: Callable[[Blobs], Blobs] | None = None
-    surrogates: tuple[str, ...] = ()
+    surrogates: Names = ()
     written: tuple[Op, ...] = ()
 
     @property
