@@ -69,6 +69,7 @@ from jrnn.jaxprs.queries import nodes_of as nodes_of
 from jrnn.jaxprs.queries import operations as operations
 from jrnn.jaxprs.queries import producers as producers
 from jrnn.jaxprs.queries import promoted_type as promoted_type
+from jrnn.jaxprs.queries import readers as readers
 from jrnn.jaxprs.queries import results as results
 from jrnn.jaxprs.queries import run_jaxprs as run_jaxprs
 from jrnn.jaxprs.queries import scan_counts as scan_counts

@@ -211,6 +211,15 @@ def producers(eqns: Iterable[Eqn]) -> dict[Var, Eqn]:
     return defined
 
 
+def readers(eqns: Iterable[Eqn]) -> dict[Var, list[Eqn]]:
+    """Returns the equations that read each variable, one that reads it twice as two."""
+    reading: dict[Var, list[Eqn]] = {}
+    for eqn in eqns:
+        for v in inputs(eqn):
+            reading.setdefault(v, []).append(eqn)
+    return reading
+
+
 def is_zero(atom: Atom, producers: Mapping[Var, Any]) -> bool:
     """Returns True if a value is an array of zeros. `producers` maps variables to their equations."""
     while not is_literal(atom):

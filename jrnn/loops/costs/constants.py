@@ -74,6 +74,7 @@ class EquationCosts(NamedTuple):
             number.
         convolution_operations: an operation of a small convolution, in operations of a product.
         convolution_calls: the call of a convolution, in calls of a product.
+        word_operations: an operation on random words, which stay in registers inside of a kernel.
     """
 
     sorting_functions: float = 8
@@ -105,6 +106,7 @@ class EquationCosts(NamedTuple):
     packed_bytes_of_result: float = 4
     convolution_operations: float = 4
     convolution_calls: float = 6
+    word_operations: float = 0.4
 
 
 class TinyLoopCycles(NamedTuple):

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
+from jrnn.loops.costs.constants import EQUATIONS
 from jrnn.loops.costs.equation_costs import (
     call_seconds,
     element_seconds,
@@ -30,7 +33,7 @@ from jrnn.loops.costs.equation_costs import (
     product_seconds,
     selects,
 )
-from jrnn.loops.costs.machines import CPU, Machine
+from jrnn.loops.costs.machines import CPU, Machine, quiet
 from jrnn.loops.costs.peaks import EquationFacts, peak_bytes, read_by_libraries
 from jrnn.loops.costs.sources import Sources
 from jrnn.loops.ir import Loop
@@ -141,47 +144,60 @@ class Costs(NamedTuple):
         )
 
 
+class _Sizes(dict[Var, int]):
+    """The bytes of variables, each counted once."""
+
+    def __missing__(self, v: Var) -> int:
+        size = self[v] = jaxprs.nbytes(v)
+        return size
+
+
 class Estimator:
     """Estimates the candidates of a loop. What its equations cost is computed once.
 
     Args:
         loop: the loop after its passes.
         machine: the constants.
+        is_fused: returns True for an inner loop without calls. It is one kernel then, if it is small, and random words are
+            computed in registers. By default, inner loops have kernels.
+
+    Attributes:
+        size: returns the bytes of a variable.
+        updates: scatters into zeros. XLA adds their updates in place to what they are added to.
+        free: zeros and additions of these updates, which cost nothing.
     """
 
-    def __init__(self, loop: Loop, machine: Machine = CPU):
+    def __init__(
+        self,
+        loop: Loop,
+        machine: Machine = CPU,
+        is_fused: Callable[[Eqn], bool] | None = None,
+    ):
         self.loop = loop
         self.machine = machine
         self.moving = loop.varying
         self.carried = {*loop.carry}
-        # XLA adds updates of zeros to what they are added to, in place.
-        producers = jaxprs.producers(loop.eqns)
-        self.updates: dict[Var, Atom] = {}
+        self.size = _Sizes().__getitem__
+        self.updates: set[Var] = set()
+        self.free: set[Var] = set()
+        self._is_fused = is_fused
         for eqn in loop.eqns:
-            is_added = eqn.primitive.name == "scatter-add"
-            if is_added and jaxprs.is_zero(eqn.invars[0], producers):
-                self.updates[eqn.outvars[0]] = eqn.invars[0]
-        self.free = set(self.updates.values())
-        for eqn in filter(primitives.is_addition, loop.eqns):
-            if not self.updates.keys().isdisjoint(jaxprs.inputs(eqn)):
-                self.free.add(eqn.outvars[0])
+            if eqn.primitive.name == "scatter-add":
+                if jaxprs.is_zero(eqn.invars[0], loop.producers):
+                    self.updates.update(eqn.outvars)
+                    self.free.add(eqn.invars[0])
+            elif primitives.is_addition(eqn) and jaxprs.any_in(jaxprs.inputs(eqn), self.updates):
+                self.free.update(eqn.outvars)
 
         # What equations cost, by their identities. Facts keep their equations alive, and the jaxprs in these.
         self._facts: dict[int, EquationFacts] = {}
         self._inside: dict[int, Costs] = {}
         self._parts: dict[tuple[Hashable, ...], Costs] = {}
-        self._size: dict[Var, int] = {}
 
     def whole(self) -> Estimate:
         """Returns the estimate of the loop as it is."""
         inside = self.part(self.loop.eqns, self.loop.outputs)
         return estimate(self.trips(self.loop, inside), inside.peak_bytes)
-
-    def size(self, v: Var) -> int:
-        size = self._size.get(v)
-        if size is None:
-            size = self._size[v] = jaxprs.nbytes(v)
-        return size
 
     def sizes(self, variables: Iterable[Var]) -> int:
         return sum(map(self.size, variables))
@@ -201,12 +217,11 @@ class Estimator:
         return self._parts[key]
 
     def _part(self, eqns: Sequence[Eqn], outputs: set[Var], all_steps: bool) -> Costs:
-        facts = list(map(self._facts_of, eqns))
-        computed = jaxprs.producers(eqns).keys()
-        arrays = self._arrays(eqns, facts, outputs, computed)
+        facts = self._facts_of(eqns)
+        arrays = self._arrays(facts, outputs, set(jaxprs.results(eqns)))
         sources = Sources()
-        has_slices = any(eqn.primitive.name == "slice" for eqn in eqns)
-        views = Sources() if has_slices else sources  # the same, or slices of them
+        is_slice = [eqn.primitive.name == "slice" for eqn in eqns]
+        views = Sources() if any(is_slice) else sources  # the same, or slices of them
         products = 0.0
         elements = 0.0
         calls = 0.0
@@ -216,26 +231,30 @@ class Estimator:
         kernels = 0
         touched_bytes = 0
         total_bytes = 0
-        for eqn, fact in zip(eqns, facts):
+        for fact, slices in zip(facts, is_slice):
             union = sources.read(fact.inputs)
-            viewed = views.read(fact.inputs) if has_slices else union
+            viewed = union if views is sources else views.read(fact.inputs)
+            writes = not arrays.isdisjoint(fact.outs)
             if fact.is_call:
                 products += fact.all_steps_seconds if all_steps else fact.seconds
                 calls += fact.all_steps_call_seconds if all_steps else fact.call_seconds
                 packing += fact.packing_seconds
-            elif all_steps or eqn.outvars[0] not in self.free:
+            elif all_steps or fact.outs[0] not in self.free:
                 elements += fact.seconds
-                if not arrays.isdisjoint(eqn.outvars):
+                if writes:
                     kernels += 1
                     written_bytes += fact.out_bytes
-                    read_bytes += self.sizes(sources.listed(union))
-                    touched_bytes += fact.out_bytes + self.sizes(views.listed(viewed))
-            for v in eqn.outvars:
+                    kernel_bytes = self.sizes(sources.listed(union))
+                    read_bytes += kernel_bytes
+                    if views is not sources:
+                        kernel_bytes = self.sizes(views.listed(viewed))
+                    touched_bytes += fact.out_bytes + kernel_bytes
+            for v in fact.outs:
                 if v in arrays:
                     total_bytes += self.size(v)
                 else:
                     sources.of[v] = union
-                    views.of[v] = views.bit(v) if eqn.primitive.name == "slice" else viewed
+                    views.of[v] = views.bit(v) if slices else viewed
         return Costs(
             products=products,
             elements=elements,
@@ -245,74 +264,83 @@ class Estimator:
             packing=packing,
             kernels=kernels,
             touched_bytes=touched_bytes,
-            peak_bytes=peak_bytes(self, eqns, facts, arrays, outputs, all_steps),
+            peak_bytes=peak_bytes(self, facts, arrays, outputs, all_steps),
             total_bytes=total_bytes,
         )
 
     def _arrays(
-        self,
-        eqns: Sequence[Eqn],
-        facts: Sequence[EquationFacts],
-        outputs: set[Var],
-        computed: Collection[Var],
+        self, facts: Sequence[EquationFacts], outputs: set[Var], computed: set[Var]
     ) -> set[Var]:
         """Returns the results of equations that are written to memory."""
-        arrays = outputs.intersection(computed)
-        for eqn, fact in zip(eqns, facts):
+        arrays = outputs & computed
+        has_calls = False
+        for fact in facts:
             if fact.is_call:
-                arrays.update(eqn.outvars)
-                arrays.update(v for v in fact.inputs if v in computed)
+                has_calls = True
+                arrays.update(fact.outs, computed.intersection(fact.inputs))
             elif fact.reduces:
-                arrays.update(eqn.outvars)
+                arrays.update(fact.outs)
 
         # XLA:CPU writes the parts of an array that it joins, each by a kernel.
-        if any(fact.is_call for fact in facts):
-            for eqn, fact in zip(eqns, facts):
-                if eqn.primitive.name == "concatenate" and eqn.outvars[0] in arrays:
-                    parts = [v for v in fact.inputs if v in computed]
-                    if len(parts) > 1:
-                        arrays.update(parts)
-        arrays |= read_by_libraries(eqns, facts, arrays, selects)
+        for fact in facts if has_calls else ():
+            if fact.eqn.primitive.name == "concatenate" and fact.outs[0] in arrays:
+                parts = [v for v in fact.inputs if v in computed]
+                if len(parts) > 1:
+                    arrays.update(parts)
+        arrays |= read_by_libraries(facts, arrays, selects)
 
         # Where an equation only renames an array, its operand is the array.
-        for eqn in filter(primitives.is_renaming, reversed(eqns)):
-            if eqn.outvars[0] in arrays and outputs.isdisjoint(eqn.outvars):
-                arrays.discard(eqn.outvars[0])
-                arrays.update(v for v in jaxprs.inputs(eqn) if v in computed)
+        for fact in reversed(facts):
+            is_inside = not arrays.isdisjoint(fact.outs) and outputs.isdisjoint(fact.outs)
+            if is_inside and primitives.is_renaming(fact.eqn):
+                arrays.discard(fact.outs[0])
+                arrays.update(computed.intersection(fact.inputs))
         return arrays
 
-    def _facts_of(self, eqn: Eqn) -> EquationFacts:
-        facts = self._facts.get(id(eqn))
-        if facts is None:
-            call = is_call(eqn)
-            facts = EquationFacts(
-                eqn=eqn,
-                inputs=jaxprs.inputs(eqn),
-                out_bytes=self.sizes(eqn.outvars),
-                is_call=call,
-                reduces=primitives.is_kind(eqn, "reduction"),
-                seconds=self._own_seconds(eqn, call),
+    def _facts_of(self, eqns: Sequence[Eqn]) -> list[EquationFacts]:
+        """Returns what is known of equations. It is found out once for each."""
+        known = self._facts
+        for eqn in eqns:
+            if id(eqn) not in known:
+                known[id(eqn)] = self._read(eqn)
+        return [known[id(eqn)] for eqn in eqns]
+
+    def _read(self, eqn: Eqn) -> EquationFacts:
+        facts = EquationFacts(
+            eqn=eqn,
+            inputs=jaxprs.inputs(eqn),
+            outs=eqn.outvars,
+            out_bytes=self.sizes(eqn.outvars),
+            is_call=is_call(eqn),
+            reduces=primitives.is_kind(eqn, "reduction"),
+        )
+        if not facts.is_call:
+            return facts._replace(
+                seconds=self._in_registers(eqn, element_seconds(eqn, self.machine))
             )
-            if call:
-                facts = facts._replace(
-                    all_steps_seconds=self._seconds(eqn, True),
-                    call_seconds=call_seconds(eqn, self.machine),
-                    all_steps_call_seconds=call_seconds(eqn, self.machine, True),
-                    packing_seconds=packing_seconds(eqn, self.moving, self.loop.xs, self.machine),
-                )
-            self._facts[id(eqn)] = facts
-        return facts
+        in_place = primitives.is_kind(eqn, "update") and (
+            jaxprs.is_in(eqn.invars[0], self.carried) or eqn.outvars[0] in self.updates
+        )
+        return facts._replace(
+            in_place=in_place,
+            seconds=self._in_registers(eqn, self._call_seconds(eqn, False, in_place)),
+            all_steps_seconds=self._call_seconds(eqn, True, False),
+            call_seconds=call_seconds(eqn, self.machine),
+            all_steps_call_seconds=call_seconds(eqn, self.machine, True),
+            packing_seconds=packing_seconds(eqn, self.moving, self.loop.xs, self.machine),
+        )
 
-    def _own_seconds(self, eqn: Eqn, call: bool) -> float:
-        """Returns the time of an equation at one step; another model of a machine replaces this."""
-        return self._seconds(eqn, False) if call else element_seconds(eqn, self.machine)
+    def _in_registers(self, eqn: Eqn, seconds: float) -> float:
+        """Returns the time of an equation, less if it is the round of a generator in a kernel."""
+        if self._is_fused and any(v.aval.dtype == np.uint32 for v in eqn.outvars):
+            return seconds * EQUATIONS.word_operations
+        return seconds
 
-    def _seconds(self, eqn: Eqn, all_steps: bool) -> float:
+    def _call_seconds(self, eqn: Eqn, all_steps: bool, in_place: bool) -> float:
         """Returns the time of what is not fused, at one step, or for one of many steps together."""
         if primitives.is_kind(eqn, "lookup", "update"):
-            in_place = jaxprs.is_in(eqn.invars[0], self.carried) or eqn.outvars[0] in self.updates
-            return indexing_seconds(eqn, all_steps, in_place and not all_steps, self.machine)
-        if any(True for _ in jaxprs.sub_jaxprs(eqn)):
+            return indexing_seconds(eqn, all_steps, in_place, self.machine)
+        if any(jaxprs.sub_jaxprs(eqn)):
             return self._inner_seconds(eqn)
         return product_seconds(eqn, self.moving if all_steps else None, self.machine)
 
@@ -325,16 +353,18 @@ class Estimator:
     def inner_bytes(self, eqn: Eqn) -> int:
         """Returns the bytes of the temporary arrays of an inner loop or of the largest branch."""
         inner = map(self.inside, jaxprs.run_jaxprs(eqn))
-        return max((costs.peak_bytes for costs in inner), default=0)
+        return max([costs.peak_bytes for costs in inner], default=0)
 
     def _inner_seconds(self, eqn: Eqn) -> float:
         """Returns the time of a call, an inner loop, or the longest branch."""
         name = eqn.primitive.name
         machine = self.machine
+        bodies = list(map(self.inside, jaxprs.run_jaxprs(eqn)))
+        if self._is_fused and all(body.is_small(machine) for body in bodies):
+            machine = quiet(machine) if self._is_fused(eqn) else machine
         times = [0.0]
-        for inner in jaxprs.run_jaxprs(eqn):
-            part = self.inside(inner)
-            times.append(sum(part.terms(machine, 1, part.total_bytes, 1).values()))
+        for body in bodies:
+            times.append(sum(body.terms(machine, 1, body.total_bytes, 1).values()))
         if name == "cond":
             return max(times)
         trips = 1
@@ -374,9 +404,9 @@ class Estimator:
         trips = steps * (machine.trip if several_kernels else machine.elementwise_trip)
         # What a product or a branch makes is copied into its stack, and so is what the loop reads.
         copied: set[Var] = set()
-        for eqn in loop.eqns:
-            if self._facts_of(eqn).call_seconds:
-                copied.update(eqn.outvars)
+        for fact in self._facts_of(loop.eqns):
+            if fact.call_seconds:
+                copied.update(fact.outs)
         if several_kernels and ys:
             copied.update(jaxprs.variables(loop.carry_out), *map(jaxprs.inputs, loop.eqns))
         trips += steps * machine.kernel * sum(v in copied for v in ys)
@@ -389,7 +419,8 @@ class Estimator:
         reductions = 0.0
         calls = 0.0
         most_copied = 0
-        for eqn, fact in zip(eqns, map(self._facts_of, eqns)):
+        for fact in self._facts_of(eqns):
+            eqn = fact.eqn
             calls += fact.all_steps_call_seconds
             if fact.reduces:
                 reductions += fact.seconds

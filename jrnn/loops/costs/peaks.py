@@ -27,7 +27,7 @@ from itertools import compress
 from typing import NamedTuple, Protocol
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Eqn, Var, primitives
+from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.jaxprs.jax_internals import XLA_MAKES_ONE_KERNEL
 from jrnn.loops.costs.equation_costs import is_library_reduction, is_outer
 from jrnn.loops.costs.sources import Arrays, Sources
@@ -40,9 +40,7 @@ class Estimator(Protocol):
     loop: Loop
     carried: set[Var]
     moving: frozenset[Var]
-    updates: dict[Var, Atom]
-
-    def size(self, v: Var) -> int: ...
+    size: Callable[[Var], int]
 
     def inner_bytes(self, eqn: Eqn) -> int: ...
 
@@ -53,6 +51,7 @@ class EquationFacts(NamedTuple):
     Attributes:
         eqn: the equation.
         inputs: the variables that it reads.
+        outs: its results.
         out_bytes: the bytes of its results.
         is_call: whether it is a kernel of its own, such as a product, or one that a library runs.
         reduces: whether it is a reduction.
@@ -61,23 +60,25 @@ class EquationFacts(NamedTuple):
         call_seconds: the time of calling it at one step.
         all_steps_call_seconds: the time of calling it for many steps together.
         packing_seconds: the time of copying its large constant operands into another order.
+        in_place: whether it is an update that XLA writes over its operand, or over what it is added to.
     """
 
     eqn: Eqn
     inputs: Sequence[Var]
+    outs: Sequence[Var]
     out_bytes: int
     is_call: bool
     reduces: bool
-    seconds: float
+    seconds: float = 0.0
     all_steps_seconds: float = 0.0
     call_seconds: float = 0.0
     all_steps_call_seconds: float = 0.0
     packing_seconds: float = 0.0
+    in_place: bool = False
 
 
 def peak_bytes(
     estimator: Estimator,
-    eqns: Sequence[Eqn],
     facts: Sequence[EquationFacts],
     arrays: AbstractSet[Var],
     outputs: AbstractSet[Var],
@@ -87,28 +88,28 @@ def peak_bytes(
 
     Args:
         estimator: the `Estimator` of the loop.
-        eqns, facts: the equations, and what is known of them.
+        facts: what is known of the equations.
         arrays: their results that are written to memory.
         outputs: their results that are read elsewhere.
         all_steps: the equations are evaluated for many steps together.
     """
-    producers = jaxprs.producers(eqns)
+    producers = jaxprs.producers([fact.eqn for fact in facts])
     arrays = {v for v in arrays if v in outputs or not _is_fused(v, producers)}
     uses = Counter[Var]()
     for fact in facts:
         uses.update(fact.inputs)
 
     # Operands and results that XLA:CPU does not fuse with their neighbors are arrays, too.
-    separate = read_by_libraries(eqns, facts, arrays, _is_separate)
-    for eqn, fact in zip(eqns, facts):
-        if fact.is_call or eqn.primitive.name == "concatenate":
+    separate = read_by_libraries(facts, arrays, _is_separate)
+    for fact in facts:
+        if fact.is_call or fact.eqn.primitive.name == "concatenate":
             separate.update(fact.inputs)
-            if not _in_place(estimator, eqn):
-                separate.update(eqn.outvars)
-        elif primitives.row_of(eqn).cost:
-            separate.update(v for v in eqn.outvars if uses[v] + (v in outputs) > 1)
+            if not fact.in_place:
+                separate.update(fact.outs)
+        elif primitives.row_of(fact.eqn).cost:
+            separate.update(v for v in fact.outs if uses[v] + (v in outputs) > 1)
     arrays |= {v for v in separate if v in producers and not _is_fused(v, producers)}
-    body = _Body(estimator, eqns, facts, arrays)
+    body = _Body(estimator, facts, arrays)
 
     # Which arrays are temporary: results are not.
     if all_steps:
@@ -118,13 +119,13 @@ def peak_bytes(
     else:
         # A result that other kernels read is copied to its stack; a carry is written in its place, except by a call.
         in_place = {*jaxprs.variables(estimator.loop.carry_out)}
-        library_reads = []
-        for eqn, fact, read in zip(eqns, facts, body.reads):
+        library_reads = 0
+        for fact, read in zip(facts, body.reads):
             if fact.is_call:
-                in_place.difference_update(eqn.outvars)
-            if fact.is_call or (fact.reduces and is_library_reduction(eqn)):
-                library_reads.append(read)
-        read_by_library = body.listed(library_reads)
+                in_place.difference_update(fact.outs)
+            if fact.is_call or (fact.reduces and is_library_reduction(fact.eqn)):
+                library_reads |= read
+        read_by_library = body.sources.listed(library_reads)
         separate.update(read_by_library)
         temporary = arrays - (outputs - (separate - in_place))
         temporary |= _slices(estimator, producers, read_by_library)
@@ -139,7 +140,7 @@ def peak_bytes(
         live_bytes += changes[at]
         inner_bytes = 0
         if facts[i].is_call:
-            inner_bytes = _inner_bytes(estimator, eqns[i], all_steps)
+            inner_bytes = _inner_bytes(estimator, facts[i].eqn, all_steps)
         peak = max(peak, live_bytes + inner_bytes)
     return peak
 
@@ -149,8 +150,9 @@ class _Body:
 
     Attributes:
         estimator: the `Estimator` of the loop.
-        eqns, facts: the equations, and what is known of them.
+        facts: what is known of the equations.
         arrays: results that are written to memory.
+        sources: numbers the arrays and inputs that the equations read.
         reads: the arrays and inputs that each equation reads, through the values that are no arrays, as bits (`Sources`).
         kernels: for each equation whether it is a call, or writes an array.
     """
@@ -158,32 +160,23 @@ class _Body:
     def __init__(
         self,
         estimator: Estimator,
-        eqns: Sequence[Eqn],
         facts: Sequence[EquationFacts],
         arrays: AbstractSet[Var],
     ):
         self.estimator = estimator
-        self.eqns = eqns
         self.facts = facts
         self.arrays = arrays
-        self.kernels = [f.is_call or not arrays.isdisjoint(e.outvars) for e, f in zip(eqns, facts)]
-        self._sources = Sources()
+        self.kernels = [f.is_call or not arrays.isdisjoint(f.outs) for f in facts]
+        self.sources = Sources()
         self._operands: dict[Var, Sequence[Var]] = {}
         self.reads: list[Arrays] = []
-        for eqn, fact in zip(eqns, facts):
-            read = self._sources.read(fact.inputs)
-            for v in eqn.outvars:
+        for fact in facts:
+            read = self.sources.read(fact.inputs)
+            for v in fact.outs:
                 self._operands[v] = fact.inputs
                 if v not in arrays:
-                    self._sources.of[v] = read
+                    self.sources.of[v] = read
             self.reads.append(read)
-
-    def listed(self, reads: Iterable[Arrays]) -> list[Var]:
-        """Returns all that some equations read."""
-        union = 0
-        for read in reads:
-            union |= read
-        return self._sources.listed(union)
 
     def in_order(self) -> list[int]:
         """Returns the positions of the kernels in XLA:CPU's order.
@@ -205,23 +198,27 @@ class _Body:
             for i in equations:  # which grows
                 if self.kernels[i]:
                     kernels.append(i)
-                fused = [v for v in self.eqns[i].outvars if v not in self.arrays]
-                equations += read_last(fused)
+                for v in self.facts[i].outs:
+                    if v not in self.arrays:
+                        equations += read_last(v)
             return sorted(kernels)
 
-        def read_last(values: Iterable[Var]) -> list[int]:
-            """Returns the equations of whose operands these values are the last that were not there."""
+        def read_last(v: Var) -> list[int]:
+            """Returns the equations of whose operands this value is the last that was not there."""
             complete = []
-            for v in values:
-                for i in readers[v]:
-                    missing[i] -= 1
-                    if not missing[i]:
-                        complete.append(i)
+            for i in readers[v]:
+                missing[i] -= 1
+                if not missing[i]:
+                    complete.append(i)
             return complete
 
-        order = ready([i for i in range(len(self.eqns)) if not missing[i]])
+        order = ready([i for i in range(len(self.facts)) if not missing[i]])
         for i in order:  # which grows
-            order += ready(read_last(v for v in self.eqns[i].outvars if v in self.arrays))
+            following = []
+            for v in self.facts[i].outs:
+                if v in self.arrays:
+                    following += read_last(v)
+            order += ready(following)
         return order
 
     def changes_of_bytes(self, temporary: AbstractSet[Var], order: Sequence[int]) -> Counter[int]:
@@ -230,7 +227,7 @@ class _Body:
         last_read_at = self._first_read(temporary, places[::-1])
         written_at = self._first_read(temporary, places)
         for at, i in places:
-            for v in self.eqns[i].outvars:
+            for v in self.facts[i].outs:
                 if v in temporary:
                     written_at[v] = min(at, written_at.get(v, at))
                     last_read_at[v] = max(at, last_read_at.get(v, at))
@@ -245,9 +242,9 @@ class _Body:
     ) -> dict[Var, int]:
         """Returns the place of the first kernel that reads each of some arrays, from pairs of places and kernels."""
         places: dict[Var, int] = {}
-        others = self._sources.bits(arrays)
+        others = self.sources.bits(arrays)
         for place, i in kernels:
-            places.update(dict.fromkeys(self._sources.listed(self.reads[i] & others), place))
+            places.update(dict.fromkeys(self.sources.listed(self.reads[i] & others), place))
             others &= ~self.reads[i]
         return places
 
@@ -258,20 +255,20 @@ class _Body:
         for read in compress(self.reads, self.kernels):
             several |= once & read
             once |= read
-        free = once & ~several & self._sources.bits(temporary)
+        free = once & ~several & self.sources.bits(temporary)
         reused: set[Var] = set()
-        for eqn, fact, read in zip(self.eqns, self.facts, self.reads):
-            (v, *_) = eqn.outvars
+        for fact, read in zip(self.facts, self.reads):
+            (v, *_) = fact.outs
             if fact.is_call or fact.reduces or v not in self.arrays or v in temporary:
                 continue
             candidates = []
-            for u in self._sources.listed(read & free):
+            for u in self.sources.listed(read & free):
                 if (u.aval.shape, u.aval.dtype) == (v.aval.shape, v.aval.dtype):
                     candidates.append(u)
             if len(candidates) > 1:
                 candidates = [self._first_of(set(candidates), fact.inputs)]
             reused.update(candidates)
-            free &= ~self._sources.bits(candidates)
+            free &= ~self.sources.bits(candidates)
         return reused
 
     def _first_of(self, arrays: AbstractSet[Var], operands: Sequence[Var]) -> Var:
@@ -291,8 +288,8 @@ class _Body:
         loop = self.estimator.loop
         written_at: dict[Var, int] = {}
         kernels = []
-        for i, eqn in enumerate(self.eqns):
-            written_at.update(dict.fromkeys(eqn.outvars, i))
+        for i, fact in enumerate(self.facts):
+            written_at.update(dict.fromkeys(fact.outs, i))
             if self.kernels[i]:
                 kernels.append((i, i))
         last_read_at = self._first_read(set(loop.carry), kernels[::-1])
@@ -313,15 +310,7 @@ def _is_fused(v: Var, producers: Mapping[Var, Eqn]) -> bool:
     return jaxprs.is_zero(v, producers)
 
 
-def _in_place(estimator: Estimator, eqn: Eqn) -> bool:
-    """Returns True for an update that XLA writes over its operand, or over what it is added to."""
-    if not primitives.is_kind(eqn, "update"):
-        return False
-    return jaxprs.is_in(eqn.invars[0], estimator.carried) or eqn.outvars[0] in estimator.updates
-
-
 def read_by_libraries(
-    eqns: Sequence[Eqn],
     facts: Sequence[EquationFacts],
     arrays: AbstractSet[Var],
     is_separate: Callable[[Eqn], bool],
@@ -329,19 +318,18 @@ def read_by_libraries(
     """Returns the operands of reductions in a library that XLA computes before it calls the library.
 
     Args:
-        eqns, facts: the equations, and what is known of them.
+        facts: what is known of the equations.
         arrays: results that are written to memory.
         is_separate: which equations a library does not compute.
     """
     separate: set[Var] = set()
     operands: set[Var] = set()
-    if not any(fact.reduces for fact in facts):
-        return operands
-    for eqn, fact in zip(eqns, facts):
-        if fact.reduces and is_library_reduction(eqn):
-            operands.update(v for v in fact.inputs if v in separate)
-        elif not fact.is_call and (is_separate(eqn) or not separate.isdisjoint(fact.inputs)):
-            separate.update(v for v in eqn.outvars if v not in arrays)
+    reductions = [fact for fact in facts if fact.reduces]
+    for fact in facts if reductions else ():
+        if fact.reduces and is_library_reduction(fact.eqn):
+            operands.update(separate.intersection(fact.inputs))
+        elif not fact.is_call and (is_separate(fact.eqn) or not separate.isdisjoint(fact.inputs)):
+            separate.update(v for v in fact.outs if v not in arrays)
     return operands
 
 
@@ -373,7 +361,7 @@ def _inner_bytes(estimator: Estimator, eqn: Eqn, all_steps: bool) -> int:
     """
     if primitives.is_kind(eqn, "draw"):
         return (2 if all_steps else 5) * sum(map(jaxprs.nbytes, eqn.outvars))
-    if any(True for _ in jaxprs.sub_jaxprs(eqn)):
+    if any(jaxprs.sub_jaxprs(eqn)):
         return int(estimator.inner_bytes(eqn))
     if not all_steps or eqn.primitive.name != "dot_general" or is_outer(eqn):
         return 0

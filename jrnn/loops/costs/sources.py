@@ -18,7 +18,7 @@ class Sources:
     """The arrays and inputs of a step, numbered in the order in which they are read."""
 
     def __init__(self) -> None:
-        self.of: dict[Var, Arrays] = {}  # of the values that are no arrays
+        self.of: dict[Var, Arrays] = {}  # what each value is computed from; an array from itself
         self._bits: dict[Var, Arrays] = {}
         self._variables: list[Var] = []
 
@@ -39,12 +39,14 @@ class Sources:
 
     def read(self, operands: Sequence[Var]) -> Arrays:
         """Returns the arrays that an equation with these operands reads."""
-        if len(operands) == 1:
-            # A value that is computed from nothing, such as a counter, is read itself.
-            return self.of.get(operands[0]) or self.bit(operands[0])
         arrays = 0
         for v in operands:
-            arrays |= self.of[v] if v in self.of else self.bit(v)
+            if v not in self.of:
+                self.of[v] = self.bit(v)
+            arrays |= self.of[v]
+        if not arrays and len(operands) == 1:
+            # A value that is computed from nothing, such as a counter, is read itself.
+            return self.bit(operands[0])
         return arrays
 
     def listed(self, arrays: Arrays) -> list[Var]:

@@ -3,7 +3,16 @@
 In: a scan equation of JAX. Out: a `Loop` with its tag, and what observers hear of it. Read `loop.py` first.
 """
 
-from jrnn.loops.ir.loop import Loop, Results, RunLoop, ScanParams, checked_passes, strict_passes
+from jrnn.loops.ir.loop import (
+    Length,
+    Loop,
+    Results,
+    RunLoop,
+    ScanParams,
+    Values,
+    checked_passes,
+    strict_passes,
+)
 from jrnn.loops.ir.scans import (
     FlatScan,
     RunSome,
@@ -20,6 +29,7 @@ from jrnn.loops.ir.unsupported import CARRY, Unsupported
 __all__ = [
     "CARRY",
     "FlatScan",
+    "Length",
     "Loop",
     "Options",
     "Provenance",
@@ -31,6 +41,7 @@ __all__ = [
     "Tag",
     "Tree",
     "Unsupported",
+    "Values",
     "checked_passes",
     "promoted",
     "scan_in_chunks",

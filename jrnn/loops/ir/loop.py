@@ -58,6 +58,11 @@ class Loop:
     def outputs(self) -> tuple[Atom, ...]:
         return (*self.carry_out, *self.ys)
 
+    @functools.cached_property
+    def producers(self) -> dict[Var, Eqn]:
+        """The equation that computes each variable of the step."""
+        return jaxprs.producers(self.eqns)
+
     # What a value depends on decides where it may be computed: const < per_step < on_carry (`passes/split_loop.py`).
 
     @functools.cached_property

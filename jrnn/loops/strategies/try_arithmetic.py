@@ -10,10 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
-
-import numpy as np
-from jax import Array
+from typing import NamedTuple
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, primitives
@@ -26,8 +23,8 @@ from jrnn.loops.costs.equation_costs import (
     is_outer,
 )
 from jrnn.loops.costs.estimates import Estimate, Estimator, estimate
-from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, SMALL_LOOP, Machine
-from jrnn.loops.ir import Loop, Results
+from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, SMALL_LOOP, quiet
+from jrnn.loops.ir import Length, Loop, Results, Values
 from jrnn.loops.ir.description import Description, described
 from jrnn.loops.passes import Moves
 from jrnn.loops.passes.arithmetic import draws
@@ -37,7 +34,6 @@ from jrnn.loops.strategies.context import Context
 from jrnn.loops.strategies.nodes import Split
 
 NAME = "arithmetic"
-_OPERATIONS_PER_WORD = 0.4  # those of a generator on words stay in registers
 
 
 class ArithmeticLimits(NamedTuple):
@@ -91,9 +87,7 @@ class Arithmetic:
     kernel_blockers: tuple[str, ...]
     fits_kernel_limit: bool
 
-    def run(
-        self, consts: Sequence[Array], init: Sequence[Array], xs: Sequence[Array], length: Any
-    ) -> Results:
+    def run(self, consts: Values, init: Values, xs: Values, length: Length) -> Results:
         return self.loop.run(consts, init, xs, length)
 
     def estimate(self, estimator: Estimator) -> Estimate:
@@ -185,11 +179,12 @@ def _written(loop: Loop, estimator: Estimator, fits: Fits) -> Arithmetic | None:
     if changed is loop or len(rewritten) > LIMITS.equations:
         return None
     kernel_blockers = tuple(dict.fromkeys(e.primitive.name for e in rewritten if _is_blocker(e)))
-    costs = _Estimator(changed, estimator.machine if kernel_blockers else quiet(estimator.machine))
+    machine = estimator.machine if kernel_blockers else quiet(estimator.machine)
+    costs = Estimator(changed, machine, _is_fused)
     inside = costs.part(changed.eqns, changed.outputs)
     fits_kernel_limit = inside.is_small(costs.machine)
     if not fits_kernel_limit and not kernel_blockers:
-        costs = _Estimator(changed, estimator.machine)
+        costs = Estimator(changed, estimator.machine, _is_fused)
         inside = costs.part(changed.eqns, changed.outputs)
     memory = estimator.part(loop.eqns, loop.outputs).peak_bytes  # of the loop as it was
     cost = estimate(costs.trips(changed, inside), memory)
@@ -218,28 +213,9 @@ def _scattered_places(eqn: Eqn) -> int:
     return jaxprs.elements(eqn.invars[1].aval.shape[:-1])
 
 
-class _Estimator(Estimator):
-    """Counts no calls and kernels in inner loops that are one kernel, and the rounds of a generator as what they are."""
-
-    def _own_seconds(self, eqn: Eqn, call: bool) -> float:
-        words = any(v.aval.dtype == np.uint32 for v in eqn.outvars)
-        return (_OPERATIONS_PER_WORD if words else 1.0) * super()._own_seconds(eqn, call)
-
-    def _inner_seconds(self, eqn: Eqn) -> float:
-        outer = self.machine
-        bodies = [*jaxprs.run_jaxprs(eqn)]
-        fits_kernel_limit = all(self.inside(jaxpr).is_small(outer) for jaxpr in bodies)
-        if fits_kernel_limit and not any(map(_is_blocker, equations([eqn]))):
-            self.machine = quiet(outer)
-        try:
-            return super()._inner_seconds(eqn)
-        finally:
-            self.machine = outer
-
-
-def quiet(machine: Machine) -> Machine:
-    """Returns the machine inside of a kernel, where nothing is called."""
-    return machine._replace(call=0.0, kernel=0.0, trip=machine.elementwise_trip)
+def _is_fused(eqn: Eqn) -> bool:
+    """Whether nothing in an inner loop or branch is called."""
+    return not any(map(_is_blocker, equations([eqn])))
 
 
 def fits_arithmetic(eqn: Eqn, order: int = LIMITS.order) -> bool:

@@ -10,19 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Var, primitives
+from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.loops.costs.bounds import ELEMENTWISE_MIN_GAIN
-from jrnn.loops.costs.constants import EQUATIONS, TINY_LOOP
-from jrnn.loops.costs.equation_costs import element_seconds
-from jrnn.loops.costs.estimates import Estimate, Estimator, estimate, total
-from jrnn.loops.costs.machines import CPU
-from jrnn.loops.ir import Loop, Results, Unsupported
+from jrnn.loops.costs.constants import TINY_LOOP
+from jrnn.loops.costs.estimates import Estimate, Estimator, Terms, estimate, total
+from jrnn.loops.costs.tiny_loops import block_cycles, operations, step_cycles
+from jrnn.loops.ir import Length, Loop, Results, Unsupported, Values
 from jrnn.loops.ir.description import Description, described
 from jrnn.loops.passes import Moves
 from jrnn.loops.plan import Candidate
@@ -57,24 +56,24 @@ class Unrolled:
     size: int
     why: str = ""
 
-    def run(
-        self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
-    ) -> Results:
+    def run(self, consts: Values, init: Values, xs: Values, length: Length) -> Results:
         from jrnn.loops.kernels.unrolled import run_unrolled
 
         return run_unrolled(self.loop, self.size, consts, init, xs, length)
 
     def estimate(self, estimator: Estimator) -> Estimate:
         whole = Steps(self.loop).estimate(estimator)
-        cycles = Cycles(self.loop)
-        ratio = cycles.unrolled(self.size) / cycles.as_it_is
-        return estimate({name: seconds * ratio for name, seconds in whole.terms}, whole.memory)
+        ratio = step_cycles(self.loop, self.size) / step_cycles(self.loop)
+        return estimate(_scaled(whole, ratio), whole.memory)
 
     def describe(self) -> Description:
-        return described(
-            self.loop,
-            f"{self.size} steps in one iteration of the loop, each after the one before it: {self.why}",
-        )
+        remark = f"{self.size} steps in one iteration of the loop, each after the one before it"
+        return described(self.loop, f"{remark}: {self.why}")
+
+
+def _scaled(estimated: Estimate, ratio: float) -> Terms:
+    """Returns the parts of a time, if the whole takes `ratio` times as long."""
+    return {name: seconds * ratio for name, seconds in estimated.terms}
 
 
 @dataclass(frozen=True)
@@ -87,30 +86,40 @@ class InBlocks:
     def loop(self) -> Loop:
         return self.affine.step.loop
 
-    def run(
-        self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
-    ) -> Results:
+    def run(self, consts: Values, init: Values, xs: Values, length: Length) -> Results:
         return self.affine.run(consts, init, xs, length)
 
     def estimate(self, estimator: Estimator) -> Estimate:
         loop = self.loop
         call = self.affine
-        whole = Steps(self.loop).estimate(estimator)
-        cycles = Cycles(loop)
+        whole = Steps(loop).estimate(estimator)
+        cycles = self._cycles()
         steps = jaxprs.extent(loop.length)
-        ours = cycles.in_blocks(call)
-        stacks = estimator.sizes(
-            {*call.encoded.stacks, *call.outs}.difference(loop.xs, jaxprs.variables(loop.ys))
-        )
+        ys = jaxprs.variables(loop.ys)
+        stacked = {*call.encoded.stacks, *call.outs}.difference(loop.xs, ys)
+        kernel_terms = {"calls": steps * cycles * TINY_LOOP.seconds}
         if estimator.is_small(loop, estimator.part(loop.eqns, loop.outputs)):
-            kernel_terms = {name: seconds * ours / cycles.as_it_is for name, seconds in whole.terms}
-        else:
-            kernel_terms = {"calls": steps * ours * TINY_LOOP.seconds}
-        read = [*call.encoded.stacks, *jaxprs.variables(loop.ys), *call.sums.outer]
+            kernel_terms = _scaled(whole, cycles / step_cycles(loop))
+        read = [*call.encoded.stacks, *ys, *call.sums.outer]
         outer = estimator.part(call.outer_eqns, read, all_steps=True)
-        memory = whole.memory + steps * (stacks + outer.peak_bytes)
-        return estimate(
-            total(kernel_terms, outer.terms(estimator.machine, steps, memory, 1)), memory
+        memory = whole.memory + steps * (estimator.sizes(stacked) + outer.peak_bytes)
+        outer_terms = outer.terms(estimator.machine, steps, memory, 1)
+        return estimate(total(kernel_terms, outer_terms), memory)
+
+    def _cycles(self) -> float:
+        """Returns the cycles of a step."""
+        call = self.affine
+        in_tile: float = len(call.sums.inner)
+        for eqn in call.tile_eqns:
+            in_tile += min(operations(eqn), TINY_LOOP.operations_of_function)
+        return block_cycles(
+            carries=len(call.step.carries),
+            inputs=len(call.step.inputs),
+            values=len(call.step.values),
+            stores=call.step.stored != "none",
+            block_steps=call.block_steps,
+            steps=int(self.loop.length),
+            operations_in_tile=in_tile,
         )
 
     def describe(self) -> Description:
@@ -126,12 +135,9 @@ def try_unrolled(context: Context) -> Sequence[Candidate]:
     split_loop = context.split(Moves())
     candidates = []
     for node in _tiny_nodes(context, split_loop.residual, context.loop):
-        if isinstance(node, InBlocks):
-            whole: Any = node
-            label = "in blocks"
-        else:
-            whole = Split(split_loop, node)
-            label = "unrolled"
+        in_blocks = isinstance(node, InBlocks)
+        whole = node if in_blocks else Split(split_loop, node)
+        label = "in blocks" if in_blocks else "unrolled"
         candidates.append(context.candidate(NAME, whole, label, ELEMENTWISE_MIN_GAIN))
     return candidates
 
@@ -152,19 +158,14 @@ def _tiny_nodes(context: Context, residual: Loop, whole: Loop) -> list[Unrolled 
     is_known = jaxprs.is_known(whole.length)
     if context.target.devices > 1 or not is_known or not _is_over_few_numbers(whole):
         return []
-    nodes: list[Unrolled | InBlocks] = []
-    affine: AffineCall | None = None
+    blocks: list[Unrolled | InBlocks] = []
     why = "that is estimated to be faster"
     try:
-        affine = _affine(context, whole)
+        blocks.append(InBlocks(_affine(context, whole)))
     except Unsupported as reason:
         why = str(reason)
     size = _size(residual, context.estimator)
-    if size:
-        nodes.append(Unrolled(residual, size, why))
-    if affine is not None:
-        nodes.append(InBlocks(affine))
-    return nodes
+    return [Unrolled(residual, size, why), *blocks] if size else blocks
 
 
 def _affine(context: Context, loop: Loop) -> AffineCall:
@@ -191,30 +192,26 @@ def _is_over_few_numbers(loop: Loop) -> bool:
 
 def _size(loop: Loop, estimator: Estimator) -> int:
     """Returns the steps of an iteration, or 0 for a loop that is not tiny, or would not be one kernel."""
-    if sum(map(_operations, loop.eqns)) > _MAX_OPERATIONS or _has_predicted_branch(loop):
+    if sum(map(operations, loop.eqns)) > _MAX_OPERATIONS or _has_predicted_branch(loop):
         return 0
-    size = max(
-        _STEPS if estimator.machine.one_kernel_bytes == math.inf else _STEPS_WITHIN_LIMIT,
-        int(loop.unroll),
-    )
+    is_unlimited = estimator.machine.one_kernel_bytes == math.inf
+    size = max(_STEPS if is_unlimited else _STEPS_WITHIN_LIMIT, int(loop.unroll))
     inside = estimator.part(loop.eqns, loop.outputs)
     several = inside._replace(touched_bytes=int(_BYTES_MARGIN * size * inside.touched_bytes))
-    return size if size <= min(2 * _STEPS, loop.length) and estimator.is_small(loop, several) else 0
+    fits = size <= min(2 * _STEPS, loop.length) and estimator.is_small(loop, several)
+    return size if fits else 0
 
 
-def _is_tiny(eqn: jaxprs.Eqn) -> bool:
-    return (
-        primitives.is_cheap(eqn)
-        and not eqn.effects
-        and not any(map(_is_large, (*jaxprs.inputs(eqn), *eqn.outvars)))
-    )
+def _is_tiny(eqn: Eqn) -> bool:
+    """Whether an equation computes a few numbers from others, without a call."""
+    is_plain = primitives.is_cheap(eqn) and not eqn.effects
+    return is_plain and not any(map(_is_large, (*jaxprs.inputs(eqn), *eqn.outvars)))
 
 
 def _is_large(v: Var) -> bool:
-    return (
-        jnp.issubdtype(v.aval.dtype, jax.dtypes.extended)
-        or jaxprs.elements(v.aval.shape) > _MAX_ELEMENTS
-    )
+    """Whether a value has many elements, or is a key."""
+    is_key = jnp.issubdtype(v.aval.dtype, jax.dtypes.extended)
+    return is_key or jaxprs.elements(v.aval.shape) > _MAX_ELEMENTS
 
 
 def _has_predicted_branch(loop: Loop) -> bool:
@@ -230,73 +227,3 @@ def _has_predicted_branch(loop: Loop) -> bool:
         if on_carry.isdisjoint(jaxprs.variables(eqn.invars[1:])):
             return True
     return False
-
-
-def _operations(eqn: jaxprs.Eqn) -> float:
-    """Returns the operations of an equation, a function as several."""
-    return element_seconds(eqn, CPU) / (EQUATIONS.min_elements * CPU.element)
-
-
-class Cycles:
-    """The cycles of a step of a loop that is one kernel."""
-
-    def __init__(self, loop: Loop):
-        self.loop = loop
-        self.operations = sum(map(_operations, loop.eqns))
-        self.iteration = TINY_LOOP.iteration + TINY_LOOP.carried * len(loop.carry)
-
-    @property
-    def as_it_is(self) -> float:
-        return self._step(fused=False) + self.iteration
-
-    def unrolled(self, size: int) -> float:
-        return self._step(fused=True) + self.iteration / size
-
-    def in_blocks(self, call: AffineCall) -> float:
-        costs = TINY_LOOP
-        n = len(call.step.carries)
-        m = len(call.step.inputs)
-        values = len(call.step.values)
-        is_stored = call.step.stored != "none"
-        products = 0
-        carries = {1: costs.first_order, 2: costs.second_order}.get(n, 0.0)
-        if n > 2 or (n == 2 and not is_stored):
-            carries = costs.response * m * (values + (not is_stored)) + costs.value * (values + 1)
-            products = call.block_steps * (n + values) * n * (n + m + 1)
-        in_tile: float = len(call.sums.inner)
-        for eqn in call.tile_eqns:
-            in_tile += min(_operations(eqn), costs.operations_of_function)
-        once = costs.call + costs.product_of_powers * products
-        return carries + costs.operation_in_tile * in_tile + once / int(self.loop.length)
-
-    def _step(self, fused: bool) -> float:
-        """Returns the cycles of a step without its iteration: it waits for results, or for units that compute."""
-        waiting = TINY_LOOP.latency * self._longest(fused)
-        return max(waiting, TINY_LOOP.issue * self.operations)
-
-    def _longest(self, fused: bool) -> float:
-        """Returns the longest path of operations from a carry to its next value, or to that of one that reads it.
-
-        Args:
-            fused: a product that is only added counts nothing.
-        """
-        loop = self.loop
-        longest = 0.0
-        added: set[Var] = set()
-        if fused:
-            for eqn in filter(primitives.is_sum, loop.eqns):
-                added.update(jaxprs.inputs(eqn))
-        for group in jaxprs.carry_groups(loop.eqns, loop.carry, loop.carry_out).groups:
-            length = dict.fromkeys((loop.carry[i] for i in group), 0.0)
-            for eqn in loop.eqns:
-                before = [length[v] for v in jaxprs.inputs(eqn) if v in length]
-                if not before:
-                    continue
-                is_free = eqn.primitive.name == "mul" and eqn.outvars[0] in added
-                own = 0 if is_free else _operations(eqn)
-                length.update(dict.fromkeys(eqn.outvars, max(before) + own))
-            for i in group:
-                out = loop.carry_out[i]
-                if jaxprs.is_in(out, length):
-                    longest = max(longest, length[out])
-        return longest

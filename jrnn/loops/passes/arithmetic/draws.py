@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
 
 
-def threefry2x32(eqn: Eqn, first: Any, second: Any, x: Any, y: Any) -> Values:
+def threefry2x32(eqn: Eqn, first: Array, second: Array, x: Array, y: Array) -> Values:
     """Threefry of two words with 20 rounds.
 
     J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
@@ -44,49 +43,46 @@ def threefry2x32(eqn: Eqn, first: Any, second: Any, x: Any, y: Any) -> Values:
 
 def iota_2x32_shape(eqn: Eqn) -> Values:
     shape = eqn.params["shape"]
-    return [
-        jnp.zeros(shape, jnp.uint32),
-        lax.reshape(lax.iota(jnp.uint32, math.prod(shape)), shape),
-    ]
+    low = lax.iota(jnp.uint32, math.prod(shape))
+    return [jnp.zeros(shape, jnp.uint32), lax.reshape(low, shape)]
 
 
-def random_bits(eqn: Eqn, keys: Any) -> Values:
+def random_bits(eqn: Eqn, keys: Array) -> Values:
     def bits(key: Array) -> Array:
         return THREEFRY.random_bits(key, eqn.params["bit_width"], eqn.params["shape"])
 
     return _of_each(keys, bits)
 
 
-def random_split(eqn: Eqn, keys: Any) -> Values:
+def random_split(eqn: Eqn, keys: Array) -> Values:
     def split(key: Array) -> Array:
         return THREEFRY.split(key, eqn.params["shape"])
 
-    words = _of_each(keys, split)
-    return words and [jax.random.wrap_key_data(words[0], impl=THREEFRY.name)]
+    return _as_keys(_of_each(keys, split))
 
 
-def random_fold_in(eqn: Eqn, keys: Any, data: Any) -> Values:
+def random_fold_in(eqn: Eqn, keys: Array, data: Array) -> Values:
     shape = eqn.outvars[0].aval.shape  # a key and many data, many keys and one, or as many
     keys = jnp.broadcast_to(keys, shape)
-    words = _of_each(keys, THREEFRY.fold_in, jnp.broadcast_to(data, shape))
+    return _as_keys(_of_each(keys, THREEFRY.fold_in, jnp.broadcast_to(data, shape)))
+
+
+def _as_keys(words: Values) -> Values:
+    """Returns the words of keys as keys."""
     return words and [jax.random.wrap_key_data(words[0], impl=THREEFRY.name)]
 
 
-def _of_each(keys: Any, fn: Callable[..., Any], *args: Any) -> Values:
-    """Returns what a function gives of the words of each key, or None if they are keys of another generator."""
+def _of_each(keys: Array, fn: Callable[..., Array], *args: Array) -> Values:
+    """Returns what a function gives of the words of each key, or None if they are keys of another generator.
+
+    XLA:CPU writes the result before it computes anything from it. It does not vectorize rounds that it fuses with a
+    logarithm, a lookup or a reduction, and repeats them for each reader.
+    """
     if str(keys.dtype) != f"key<{THREEFRY.tag}>":
         return None
     for _ in range(keys.ndim):
         fn = jax.vmap(fn)
-    return [_materialized(fn, jax.random.key_data(keys), *args)]
-
-
-def _materialized(fn: Callable[..., Any], words: Any, *args: Any) -> Any:
-    """Returns `fn(words, *args)` as an array that XLA:CPU writes before it computes anything from it.
-
-    XLA does not vectorize rounds that it fuses with a logarithm, a lookup or a reduction, and repeats them for each reader.
-    """
-    return lax.optimization_barrier(fn(words, *args))
+    return [lax.optimization_barrier(fn(jax.random.key_data(keys), *args))]
 
 
 # The rules of which the other rules are made.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +25,9 @@ from jrnn.loops.passes.arithmetic.operands import (
     with_part,
 )
 
+Pair = tuple[Operand, Operand]
+Triple = tuple[Operand, Operand, Operand]
+
 _MAX_SELECTED_ROWS = 3  # LU exchanges these rows by selects; with more, a loop is faster
 
 
@@ -37,7 +39,7 @@ def cholesky(eqn: Eqn, a: Operand) -> Values:
     across = transposed(a)
     columns = indices((*a.shape[:-2], 1, a.shape[-1]), -1)
 
-    def add_column(j: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+    def add_column(j: Operand, state: Pair) -> Pair:
         factor, failed = state  # the columns so far are rows here
         rest = row(across, j) - (factor * column(factor, j).conj()).reduced(-2)
         pivot = column(rest, j).real
@@ -59,7 +61,7 @@ def lu(eqn: Eqn, a: Operand) -> Values:
     return [a, pivots.reshape(*pivots.shape[:-1]), _order(pivots, a.shape[-2])]
 
 
-def _few_rows(a: Operand) -> tuple[Operand, Operand]:
+def _few_rows(a: Operand) -> Pair:
     """Returns the factors and the pivots, by selects among rows."""
     every = slice(None)
     m = a.shape[-2]
@@ -89,14 +91,14 @@ def _few_rows(a: Operand) -> tuple[Operand, Operand]:
     return concatenate(rows, -2), concatenate(pivots, -2)
 
 
-def _eliminated(a: Operand) -> tuple[Operand, Operand]:
+def _eliminated(a: Operand) -> Pair:
     """Returns the same by a loop."""
     m = a.shape[-2]
     size = min(a.shape[-2:])
     rows = indices((*a.shape[:-1], 1), -2)
     columns = indices(a.shape, -1)
 
-    def eliminate(k: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+    def eliminate(k: Operand, state: Pair) -> Pair:
         a, pivots = state
         length = where(rows >= k, _length(column(a, k)), -1)
         largest = length.reduced(-2, lax.reduce_max)
@@ -149,7 +151,7 @@ def qr(eqn: Eqn, a: Operand) -> Values:
     rows = indices((*a.shape[:-1], 1), -2)
     columns = indices(a.shape, -1)
 
-    def reduce(k: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    def reduce(k: Operand, state: Triple) -> Triple:
         a, vectors, factors = state
         # NaN above these rows is none of this reflection's
         top = row(a, k)
@@ -170,7 +172,7 @@ def qr(eqn: Eqn, a: Operand) -> Values:
         a = where((rows >= k) & (columns >= k) & ~trivial, reflected, a)
         return a, with_part(vectors, v, k, -1), with_part(factors, tau, k)
 
-    def reflect(i: Any, q: Any) -> Any:
+    def reflect(i: Operand, q: Operand) -> Operand:
         k = size - 1 - i
         v = column(vectors, k)
         reflected = q - v * (row(factors, k) * (v.conj() * q).reduced(-2))

@@ -8,15 +8,19 @@ one of them is a scalar. Matrices are the last two axes, and all other axes are 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from jrnn.jaxprs import Eqn
 
-Values = Sequence[Any] | None
+Values = Sequence[Any] | None  # arrays, or None where a rule does not apply
+Number = Any  # a number, or a scalar of a loop
+
+State = TypeVar("State")  # an operand, or a tuple of operands
+DType = Any
 
 _ARITHMETIC = {"add": lax.add, "sub": lax.sub, "mul": lax.mul, "truediv": lax.div}
 _LOGIC = {"and": lax.bitwise_and, "or": lax.bitwise_or}
@@ -29,14 +33,14 @@ class Operand:
 
     __slots__ = ("array",)
 
-    def __init__(self, array: Any):
+    def __init__(self, array: Array):
         self.array = array
 
-    def tree_flatten(self) -> tuple[tuple[Any], None]:
+    def tree_flatten(self) -> tuple[tuple[Array], None]:
         return (self.array,), None
 
     @classmethod
-    def tree_unflatten(cls, _: None, children: Sequence[Any]) -> Operand:
+    def tree_unflatten(cls, _: None, children: Sequence[Array]) -> Operand:
         return cls(*children)
 
     def __getattr__(self, name: str) -> Any:  # the shape, the rank and the type
@@ -72,7 +76,7 @@ class Operand:
     def sqrt(self) -> Operand:
         return Operand(lax.sqrt(self.array))
 
-    def reduced(self, axis: int, by: Callable[..., Any] = lax.reduce_sum) -> Operand:
+    def reduced(self, axis: int, by: Callable[..., Array] = lax.reduce_sum) -> Operand:
         """Returns a reduction along an axis, which remains."""
         at = (axis + self.ndim,)
         return Operand(lax.expand_dims(by(self.array, at), at))
@@ -80,46 +84,36 @@ class Operand:
     def reshape(self, *shape: int) -> Operand:
         return Operand(lax.reshape(self.array, shape))
 
-    def full(self, value: Any) -> Operand:
+    def full(self, value: complex) -> Operand:
         """Returns an array of this shape and type with one value."""
         return Operand(lax.full(self.shape, value, self.dtype))
 
 
-def _operator(
-    fn: Callable[[Any, Any], Any], swap: bool = False
-) -> Callable[[Operand, Any], Operand]:
+def _operator(primitive: Callable[..., Array], swap: bool = False) -> Callable[..., Operand]:
     """Returns the method that binds a primitive to an operand and another one, or a number, which `swap` puts first."""
 
-    def method(self: Operand, other: Any) -> Operand:
-        other = array_of(other, self.dtype)
-        return Operand(fn(other, self.array) if swap else fn(self.array, other))
+    def method(self: Operand, other: Operand | Number) -> Operand:
+        operands = (self.array, array_of(other, self.dtype))
+        return Operand(primitive(*(operands[::-1] if swap else operands)))
 
     return method
 
 
-for name, fn in {**_ARITHMETIC, **_LOGIC, **_COMPARISONS}.items():
-    setattr(Operand, f"__{name}__", _operator(fn))
-for name, fn in _ARITHMETIC.items():
-    setattr(Operand, f"__r{name}__", _operator(fn, swap=True))
+for name, primitive in {**_ARITHMETIC, **_LOGIC, **_COMPARISONS}.items():
+    setattr(Operand, f"__{name}__", _operator(primitive))
+for name, primitive in _ARITHMETIC.items():
+    setattr(Operand, f"__r{name}__", _operator(primitive, swap=True))
 
 
-def array_of(value: Any, dtype: Any = None) -> Any:
+def array_of(value: Operand | Number, dtype: DType) -> Array:
     """Returns the array of an operand, or a number as a scalar of a type."""
     return value.array if isinstance(value, Operand) else np.asarray(value, dtype)
-
-
-def maximum(a: Operand, b: Operand) -> Operand:
-    return Operand(lax.max(a.array, b.array))
-
-
-def minimum(a: Operand, b: float) -> Operand:
-    return Operand(lax.min(a.array, array_of(b, a.dtype)))
 
 
 def on_operands(rule: Callable[..., Values]) -> Callable[..., Values]:
     """Returns the rule on arrays; its results too."""
 
-    def of_arrays(eqn: Eqn, *arrays: Any) -> Values:
+    def of_arrays(eqn: Eqn, *arrays: Array) -> Values:
         values = rule(eqn, *map(Operand, arrays))
         if values is None:
             return None
@@ -159,34 +153,36 @@ def indices(shape: Sequence[int], axis: int) -> Operand:
     return Operand(lax.broadcasted_iota(np.int32, shape, len(shape) + axis))
 
 
-def row(a: Operand, k: Any) -> Operand:
+def row(a: Operand, k: Operand | Number) -> Operand:
     """Returns a row of each matrix, whose number is in range."""
     return _part(a, k, -2, (*a.shape[:-2], 1, a.shape[-1]))
 
 
-def column(a: Operand, k: Any) -> Operand:
+def column(a: Operand, k: Operand | Number) -> Operand:
     """Returns a column of each matrix, whose number is in range."""
     return _part(a, k, -1, (*a.shape[:-1], 1))
 
 
-def _part(a: Operand, k: Any, axis: int, shape: Sequence[int]) -> Operand:
-    at = _place(a, k, axis)
-    return Operand(lax.dynamic_slice(a.array, at, shape, allow_negative_indices=False))
+def _part(a: Operand, k: Operand | Number, axis: int, shape: Sequence[int]) -> Operand:
+    starts = _starts(a, k, axis)
+    return Operand(lax.dynamic_slice(a.array, starts, shape, allow_negative_indices=False))
 
 
-def with_part(a: Operand, part: Operand, k: Any, axis: int = -2) -> Operand:
+def with_part(a: Operand, part: Operand, k: Operand | Number, axis: int = -2) -> Operand:
     """Returns the matrices with other rows (axis -2) or columns (axis -1) from one on, whose number is in range."""
-    at = _place(a, k, axis)
-    return Operand(lax.dynamic_update_slice(a.array, part.array, at, allow_negative_indices=False))
+    starts = _starts(a, k, axis)
+    updated = lax.dynamic_update_slice(a.array, part.array, starts, allow_negative_indices=False)
+    return Operand(updated)
 
 
-def _place(a: Operand, k: Any, axis: int) -> list[Any]:
+def _starts(a: Operand, k: Operand | Number, axis: int) -> list[Any]:
+    """Returns where a part begins along each axis."""
     starts = [np.int32(0)] * a.ndim
     starts[axis] = array_of(k, np.int32)
     return starts
 
 
-def where(which: Operand, a: Any, b: Any) -> Operand:
+def where(which: Operand, a: Operand | Number, b: Operand | Number) -> Operand:
     """Returns `jnp.where(which, a, b)`, of an operand and an operand or number."""
     dtype = (a if isinstance(a, Operand) else b).dtype
     arrays = (which.array, array_of(b, dtype), array_of(a, dtype))
@@ -194,7 +190,7 @@ def where(which: Operand, a: Any, b: Any) -> Operand:
     return Operand(lax.select_n(*(broadcast(v, shape) for v in arrays)))
 
 
-def broadcast(array: Any, shape: Sequence[int]) -> Any:
+def broadcast(array: Array, shape: Sequence[int]) -> Array:
     """Returns `jnp.broadcast_to(array, shape)`."""
     if array.shape == shape:
         return array
@@ -202,10 +198,10 @@ def broadcast(array: Any, shape: Sequence[int]) -> Any:
     return lax.broadcast_in_dim(array, shape, (*range(n - array.ndim, n),))
 
 
-def repeated(times: int, body: Callable[[Operand, Any], Any], start: Any) -> Any:
+def repeated(times: int, body: Callable[[Operand, State], State], start: State) -> State:
     """Returns what a loop makes of `start`: `body` gets the number of an iteration and the state."""
 
-    def iteration(state: tuple[Operand, Any], _: None) -> tuple[tuple[Operand, Any], None]:
+    def iteration(state: tuple[Operand, State], _: None) -> tuple[tuple[Operand, State], None]:
         k, value = state
         return (k + 1, body(k, value)), None
 

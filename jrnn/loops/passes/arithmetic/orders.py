@@ -6,18 +6,17 @@ A sort counts for each element how many precede it. That takes no branch and no 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, primitives
 from jrnn.loops.passes.arithmetic.operands import Operand, Values, indices, where
 
 
-def sort(eqn: Eqn, *operands: Any) -> Values:
+def sort(eqn: Eqn, *operands: Array) -> Values:
     """A sort of several arrays by the first ones."""
     axis = eqn.params["dimension"]
     keys = eqn.params["num_keys"]
@@ -33,7 +32,7 @@ def sort(eqn: Eqn, *operands: Any) -> Values:
     return results
 
 
-def top_k(eqn: Eqn, operand: Any) -> Values:
+def top_k(eqn: Eqn, operand: Array) -> Values:
     """The first values of a descending sort, and where they are."""
     axis = eqn.params.get("axis", operand.ndim - 1)
     k = eqn.params["k"]
@@ -44,14 +43,14 @@ def top_k(eqn: Eqn, operand: Any) -> Values:
     return [_with_axis(v, -1, axis) for v in (values, order)]
 
 
-def _with_axis(v: Any, axis: int, at: int) -> Any:
+def _with_axis(v: Array, axis: int, at: int) -> Array:
     """Returns an array with an axis in another place."""
     order = [*range(v.ndim)]
     order.insert(at % v.ndim, order.pop(axis))
     return lax.transpose(v, order)
 
 
-def _ordinal(v: Any) -> Any:
+def _ordinal(v: Array) -> Array:
     """Returns integers in the order of values, as XLA's top_k compares them: -NaN < -inf < -0.0 < 0.0 < inf < NaN."""
     if not jnp.issubdtype(v.dtype, jnp.floating):
         return v
@@ -62,7 +61,7 @@ def _ordinal(v: Any) -> Any:
     return lax.bitwise_xor(bits, lax.bitwise_and(sign, largest))
 
 
-def _order(keys: Sequence[Operand], descending: bool) -> Any:
+def _order(keys: Sequence[Operand], descending: bool) -> Array:
     """Returns the indices that sort the last axis by keys, the first of which matters most. NaN is the largest value."""
     shape = (*keys[0].shape, keys[0].shape[-1])
     mine = indices(shape, -2)
@@ -85,7 +84,7 @@ def _order(keys: Sequence[Operand], descending: bool) -> Any:
     return lax.reduce_sum(where(rank == mine, other, 0).array, (axis,))
 
 
-def scatter(eqn: Eqn, operand: Any, indices: Any, updates: Any) -> Values:
+def scatter(eqn: Eqn, operand: Array, indices: Array, updates: Array) -> Values:
     """A scatter as one scatter for each place, in their order. XLA makes an update of a slice of each."""
     numbers = eqn.params["dimension_numbers"]
     batch = numbers.operand_batching_dims

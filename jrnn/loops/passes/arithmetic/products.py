@@ -9,9 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from typing import Any
 
-import jax.numpy as jnp
 from jax import lax
 
 from jrnn import jaxprs
@@ -26,6 +24,7 @@ from jrnn.loops.passes.arithmetic.operands import (
     unstacked,
     where,
 )
+from jrnn.loops.passes.sums import accumulator_dtype
 
 _MAX_FUSED_MULTIPLICATIONS = 64  # of a product that is a sum of fused terms
 
@@ -40,7 +39,7 @@ def dot_general(eqn: Eqn, a: Operand, b: Operand) -> Values:
     if a.dtype == bool or isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
         return None
     (over_a, over_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
-    dtype = _accumulator_dtype(jaxprs.promoted_type(out.dtype, a.dtype, b.dtype))
+    dtype = accumulator_dtype(jaxprs.promoted_type(out.dtype, a.dtype, b.dtype))
     free_a = [d for d in range(a.ndim) if d not in over_a and d not in batch_a]
     free_b = [d for d in range(b.ndim) if d not in over_b and d not in batch_b]
     batch = [a.shape[d] for d in batch_a]
@@ -71,11 +70,6 @@ def product(a: Operand, b: Operand) -> Operand:
     left = lax.broadcast_in_dim(a.array, whole, tuple(range(n)))
     right = lax.broadcast_in_dim(b.array, whole, (*range(n - 2), n - 1, n))
     return Operand(lax.reduce_sum(lax.mul(left, right), (n - 1,)))
-
-
-def _accumulator_dtype(dtype: Any) -> Any:
-    """Returns the type in which XLA adds products of this type."""
-    return jnp.float32 if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 else dtype
 
 
 # Triangular solves ------------------------------------------------------------------------------------------------------

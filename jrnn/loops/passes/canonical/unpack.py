@@ -1,7 +1,29 @@
-"""The stage that unpacks carries: a carry that is only read in slices, and written by joining arrays.
+"""The pass that unpacks carries: a carry that is only read in slices, and written by joining arrays, becomes its parts.
 
-Such are `[2, N, H]` and `[N, 2H]` with the two states of an LSTM, and their cotangents. A carry that is always read in
-another shape gets this shape.
+The problem: steps often carry one array that holds several, such as `[2, N, H]` or `[N, 2H]` with the two states of an LSTM,
+because a framework has one state, or because JAX's transposition joins their cotangents. Then everything depends on
+everything: the loop cannot see that one part only adds up, XLA:CPU writes the joined array at each step, and copies slices
+of it back out of it.
+
+    carry [N, 2H] ---slice---> h [N, H] ---+                             carry h [N, H] ------+
+              |                            |-- step --> h2, c2                                |-- step --> h2, c2
+              +------slice---> c [N, H] ---+        |     |              carry c [N, H] ------+        |     |
+                                                    v     v                                            v     v
+    new carry [N, 2H] <------------- concatenate( h2    , c2 )           new carries                   h2    c2
+
+A carry may be divided at the indices where slices begin and end, and where joined arrays meet (`Packing.cuts`). Between the
+carry and its slices, and between the joined arrays and the new carry, elementwise equations may stand, such as a mask that
+keeps the old state: these are computed part by part. So the pass asks three questions for each carry and axis:
+
+1. Where may the new carry be divided? Forward over the step, each value gets a `_Division`: a join has the places where its
+   arrays meet, an elementwise result those of its operands. Inputs and broadcasts may be divided anywhere. This is the same
+   for all carries, and so computed once for an axis.
+2. Is every reader of the carry a slice, or an elementwise equation whose result may be divided alike? (`_followers`)
+3. Which joins and elementwise results make up the new carry? No other carry may pack one in another way. (`_joined_for`)
+
+A carry that is always read in another shape, and written by a reshape, gets this shape: that is a packing without cuts.
+Walks are loops that visit a value once, since steps have thousands of equations that read results several times.
+What else reads a value that is computed in parts gets it joined again.
 """
 
 from __future__ import annotations
@@ -18,7 +40,8 @@ from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
-from jrnn.loops.ir import Loop, Results, RunLoop
+from jrnn.loops.ir import Length, Loop, Results, RunLoop, Values
+from jrnn.loops.passes.gates import axis_slices
 from jrnn.loops.passes.sums import added_to_carries
 
 T = TypeVar("T")
@@ -54,16 +77,15 @@ class Packing:
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """The shape of each part."""
-        if not self.cuts:
-            return [self.shape]
-        sizes = [hi - lo for lo, hi in self.bounds]
-        return [tuple(jaxprs.replaced(self.shape, [self.axis], [size])) for size in sizes]
+        shapes = []
+        for lo, hi in self.bounds:
+            shapes.append(tuple(jaxprs.replaced(self.shape, [self.axis], [hi - lo])))
+        return shapes or [self.shape]
 
     def unpack(self, value: Array) -> list[Array]:
         value = jnp.reshape(value, self.shape)
-        if not self.cuts:
-            return [value]
-        return [jax.lax.slice_in_dim(value, lo, hi, axis=self.axis) for lo, hi in self.bounds]
+        parts = [jax.lax.slice_in_dim(value, lo, hi, axis=self.axis) for lo, hi in self.bounds]
+        return parts or [value]
 
     def pack(self, parts: Sequence[Array]) -> Array:
         value = jnp.concatenate(parts, self.axis) if len(parts) > 1 else parts[0]
@@ -77,12 +99,7 @@ class UnpackedCarries:
     packings: tuple[Packing, ...]
 
     def adapt(
-        self,
-        run: RunLoop,
-        consts: Sequence[Array],
-        init: Sequence[Array],
-        xs: Sequence[Array],
-        length: int | Array,
+        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
     ) -> Results:
         parts: list[Array] = []
         for packing, value in zip(self.packings, init):
@@ -109,29 +126,25 @@ def unpack_carries(loop: Loop) -> tuple[Loop, UnpackedCarries | None]:
     """
     eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs), effects=True)
     loop = loop if len(eqns) == len(loop.eqns) else replace(loop, eqns=tuple(eqns))
-    readers: dict[Var, list[Eqn]] = {}
-    for eqn in loop.eqns:
-        for v in jaxprs.inputs(eqn):
-            readers.setdefault(v, []).append(eqn)
-    uses = _CarryUses(loop, readers)
+    uses = _CarryUses(loop)
     sums = added_to_carries(loop)  # which nothing reads
     packings: list[Packing] = []
-    for i, (v, out) in enumerate(zip(loop.carry, loop.carry_out)):
-        whole = Packing(v.aval.shape, v.aval.shape)
-        packings.append(whole if i in sums else uses.packing(v, out))
-    if all(packing.is_whole for packing in packings):
-        return loop, None
-
-    carries = UnpackedCarries(tuple(packings))
-    avals = []
-    for v, packing in zip(loop.carry, packings):
+    avals: list[Any] = []
+    for i, v in enumerate(loop.carry):
+        packing = Packing(v.aval.shape, v.aval.shape)
+        if i not in sums:
+            packing = uses.packing(v, loop.carry_out[i])
+        packings.append(packing)
         if packing.is_whole:
             avals.append(v.aval)
         else:
             avals += [v.aval.update(shape=shape) for shape in packing.shapes]
+    if all(packing.is_whole for packing in packings):
+        return loop, None
+
+    step = _UnpackedStep(loop, packings, uses.unpacked)
     input_avals = [*(v.aval for v in loop.consts), *avals, *(v.aval for v in loop.xs)]
-    step = _UnpackedStep(loop, carries, uses)
-    return loop.traced(step.run, input_avals, len(avals)), carries
+    return loop.traced(step.run, input_avals, len(avals)), UnpackedCarries(tuple(packings))
 
 
 @dataclass(frozen=True)
@@ -154,37 +167,31 @@ Divisions = Mapping[Var, _Division]  # a value that may not be divided has none
 class _CarryUses:
     """What reads and writes the carries of a loop.
 
-    Each walk over values is a loop and visits a value once: steps have thousands of equations that
-    read each other's results several times.
-
     Attributes:
         unpacked: values other than carries that are computed in parts, with their packings.
     """
 
-    def __init__(self, loop: Loop, readers: Mapping[Var, Sequence[Eqn]]):
+    def __init__(self, loop: Loop):
         self.loop = loop
-        self.readers = readers
-        self.producers = jaxprs.producers(loop.eqns)
+        self.readers = jaxprs.readers(loop.eqns)
         self.outputs = set(jaxprs.variables(loop.outputs))
         self.unpacked: dict[Var, Packing] = {}
         self._divisions: dict[int, Divisions] = {}
-        joins = [eqn for eqn in loop.eqns if eqn.primitive.name in _JOINS]
-        self._joined_axes = {eqn.params[_JOINS[eqn.primitive.name]] for eqn in joins}
+        self._joined_axes = {_join_axis(eqn) for eqn in loop.eqns} - {None}
 
     def packing(self, v: Var, out: Atom) -> Packing:
         """Returns the packing of a carry, whose new value is `out`."""
         shape = v.aval.shape
         whole = Packing(shape, shape)
-        if not shape or not jaxprs.is_in(out, self.producers):
-            return whole
-        if not all(map(jaxprs.is_known, shape)):
+        is_shaped = shape and all(map(jaxprs.is_known, shape))
+        if not is_shaped or not jaxprs.is_in(out, self.loop.producers):
             return whole
 
         # Only reshapes read and write it.
-        last = self.producers[out]
+        last = self.loop.producers[out]
         reads = self.readers.get(v, ())
-        if reads and {e.primitive.name for e in (last, *reads)} == {"reshape"}:
-            shapes = {e.outvars[0].aval.shape for e in reads}
+        if reads and {eqn.primitive.name for eqn in (last, *reads)} == {"reshape"}:
+            shapes = {eqn.outvars[0].aval.shape for eqn in reads}
             shapes.add(last.invars[0].aval.shape)
             return Packing(shape, *shapes) if len(shapes) == 1 and v not in self.outputs else whole
         for axis in sorted(self._joined_axes):
@@ -199,21 +206,21 @@ class _CarryUses:
         division = divisions.get(out)
         if division is None or not division.cuts or division.carry not in (None, v):
             return None
-        computed = self._computed_from(v, axis, divisions)
-        if computed is None:
+        followers = self._followers(v, axis, divisions)
+        if followers is None:
             return None
 
-        cuts, followers = computed
+        cuts, values = followers
         shape = v.aval.shape
         inner = (division.cuts | cuts) - {0, shape[axis]}
         packing = Packing(shape, shape, axis, tuple(sorted(inner)))
         if not 1 < packing.count <= _MAX_PARTS:
             return None
 
-        values = self._joined_for(out, packing)
-        if values is None:
+        joined = self._joined_for(out, packing)
+        if joined is None:
             return None
-        self.unpacked.update(dict.fromkeys([*values, *followers], packing))
+        self.unpacked.update(dict.fromkeys([*joined, *values], packing))
         return packing
 
     def _divisions_along(self, axis: int) -> Divisions:
@@ -228,9 +235,9 @@ class _CarryUses:
             self._divisions[axis] = divisions
         return self._divisions[axis]
 
-    def _computed_from(
+    def _followers(
         self, carry: Var, axis: int, divisions: Divisions
-    ) -> tuple[set[int], dict[Var, None]] | None:
+    ) -> tuple[set[int], set[Var]] | None:
         """Follows a carry through elementwise equations to the slices that read it.
 
         Returns:
@@ -238,13 +245,14 @@ class _CarryUses:
             equations; None if something else reads one of the values.
         """
         cuts: set[int] = set()
-        followers: dict[Var, None] = {}
+        followers: set[Var] = set()
         pending = [carry]
         while pending:
             for eqn in self.readers.get(pending.pop(), ()):
-                bounds = _slice_bounds(eqn, axis)
-                if bounds is not None:
-                    cuts |= bounds
+                ranges = _ranges(eqn, axis)
+                for bounds in ranges:
+                    cuts.update(bounds)
+                if ranges:
                     continue
                 out = eqn.outvars[0]
                 division = divisions.get(out)
@@ -253,49 +261,56 @@ class _CarryUses:
                 if division.carry is not carry:
                     return None
                 if out not in followers:
-                    followers[out] = None
+                    followers.add(out)
                     pending.append(out)
         return cuts, followers
 
-    def _joined_for(self, out: Var, packing: Packing) -> dict[Var, None] | None:
+    def _joined_for(self, out: Var, packing: Packing) -> set[Var] | None:
         """Returns the joins, and the elementwise results, from which a new carry is computed.
 
         None if one of them is packed in another way for another carry.
         """
-        values: dict[Var, None] = {}
+        values: set[Var] = set()
         pending: list[Atom] = [out]
         while pending:
             atom = pending.pop()
-            eqn = None if jaxprs.is_literal(atom) else self.producers.get(atom)
-            if eqn is None or not atom.aval.shape or atom in values:
+            if not jaxprs.is_in(atom, self.loop.producers) or not atom.aval.shape or atom in values:
                 continue
+            eqn = self.loop.producers[atom]
             if eqn.primitive.name == "broadcast_in_dim":
                 continue
             other = self.unpacked.get(atom)
-            if other is not None and other != packing:
-                return None
             if other is None:
-                values[atom] = None
-                pending += () if eqn.primitive.name in _JOINS else eqn.invars
+                values.add(atom)
+                if _join_axis(eqn) is None:
+                    pending += eqn.invars
+            elif other != packing:
+                return None
         return values
+
+
+def _join_axis(eqn: Eqn) -> int | None:
+    """Returns the axis along which an equation joins arrays, or None."""
+    name = _JOINS.get(eqn.primitive.name)
+    return None if name is None else int(eqn.params[name])
 
 
 def _division_of_result(eqn: Eqn, axis: int, divisions: Divisions) -> _Division | None:
     """Returns where the result of an equation may be divided along an axis, or None."""
-    name = eqn.primitive.name
-    if name == "broadcast_in_dim":
+    if eqn.primitive.name == "broadcast_in_dim":
         return _ANYWHERE
-    if name in _JOINS:
-        return _Division(_ends_of_joined(eqn, axis)) if eqn.params[_JOINS[name]] == axis else None
+    join_axis = _join_axis(eqn)
+    if join_axis is not None:
+        return _Division(_ends_of_joined(eqn, axis)) if join_axis == axis else None
     if not primitives.is_kind(eqn, "elementwise") or len(eqn.outvars) > 1:
         return None
 
     cuts: frozenset[int] = frozenset()
     carry = None
-    for atom in eqn.invars:
-        if jaxprs.is_literal(atom) or not atom.aval.shape:
+    for v in jaxprs.inputs(eqn):
+        if not v.aval.shape:
             continue
-        division = divisions.get(atom)
+        division = divisions.get(v)
         if division is None:
             return None
         if division.carry is not None:
@@ -308,12 +323,12 @@ def _division_of_result(eqn: Eqn, axis: int, divisions: Divisions) -> _Division 
 
 def _ends_of_joined(eqn: Eqn, axis: int) -> frozenset[int]:
     """Returns the indices where joined arrays meet. None is returned for axes of symbolic sizes."""
-    if eqn.primitive.name == "stack":
-        return _bounded(range(1, len(eqn.invars)))
-    sizes = [a.aval.shape[axis] for a in eqn.invars]
+    sizes = [1] * len(eqn.invars)
+    if eqn.primitive.name == "concatenate":
+        sizes = [a.aval.shape[axis] for a in eqn.invars]
     if not all(map(jaxprs.is_known, sizes)):
         return frozenset()
-    return _bounded(int(end) for end in np.cumsum(sizes[:-1]))
+    return _bounded(np.cumsum(sizes[:-1]).tolist())
 
 
 def _bounded(cuts: Iterable[int]) -> frozenset[int]:
@@ -321,88 +336,83 @@ def _bounded(cuts: Iterable[int]) -> frozenset[int]:
     return frozenset(sorted(cuts)[:_MAX_PARTS])
 
 
-def _slice_bounds(eqn: Eqn, axis: int) -> set[int] | None:
-    """Returns where the slices that an equation takes along an axis begin and end; None for another equation."""
-    name = eqn.primitive.name
-    shape = eqn.invars[0].aval.shape
-    if name == "slice" and {*(eqn.params["strides"] or (1,))} == {1}:
-        cuts = zip(shape, eqn.params["start_indices"], eqn.params["limit_indices"])
-        moved = [a for a, (n, lo, hi) in enumerate(cuts) if (lo, hi) != (0, n)]
-        if moved != [axis]:
-            return None
-        return {eqn.params["start_indices"][axis], eqn.params["limit_indices"][axis]}
-    if name == "split" and eqn.params["axis"] == axis:
-        return {int(end) for end in np.cumsum([0, *eqn.params["sizes"]])}
-    if name == "unstack" and eqn.params["axis"] == axis:
-        return {*range(shape[axis] + 1)}
-    return None
+def _ranges(eqn: Eqn, axis: int) -> list[tuple[int, int]]:
+    """Returns the range of each slice that an equation takes along an axis; nothing for another equation."""
+    if eqn.primitive.name == "unstack" and eqn.params["axis"] == axis:
+        return [(i, i + 1) for i in range(len(eqn.outvars))]
+    slices = axis_slices([eqn]).values()
+    return [(cut.lo, cut.hi) for cut in slices if cut.axis == axis]
 
 
 class _UnpackedStep:
-    """Evaluates a step whose carries are unpacked."""
+    """Evaluates a step, of whose values some are known and computed in parts.
 
-    def __init__(self, loop: Loop, carries: UnpackedCarries, uses: _CarryUses):
+    Args:
+        loop: the loop with the step.
+        packings: of its carries.
+        unpacked: of the other values that are computed in parts.
+    """
+
+    def __init__(self, loop: Loop, packings: Sequence[Packing], unpacked: Mapping[Var, Packing]):
         self.loop = loop
-        self.carries = carries
-        self.uses = uses
-        self.packing_of = {**dict(zip(loop.carry, carries.packings)), **uses.unpacked}
+        self.packings = packings
+        self.packing_of = {**dict(zip(loop.carry, packings)), **unpacked}
+        self.unpacked = unpacked
+        self._env: Env = {}
+        self._parts: dict[Var, list[Array]] = {}
 
     def run(self, *args: Array) -> list[Array]:
-        values_of_inputs = iter(args)
         loop = self.loop
-        env: Env = {v: next(values_of_inputs) for v in loop.consts}
-        parts_of: dict[Var, list[Array]] = {}
-        for v, packing in zip(loop.carry, self.carries.packings):
-            values = [*islice(values_of_inputs, packing.count)]
+        values = iter(args)
+        self._env.update(zip(loop.consts, values))
+        for v, packing in zip(loop.carry, self.packings):
+            parts = [*islice(values, packing.count)]
             if packing.is_whole:
-                env[v] = values[0]
+                self._env[v] = parts[0]
             else:
-                parts_of[v] = values
-        env.update(zip(loop.xs, values_of_inputs))
+                self._parts[v] = parts
+        self._env.update(zip(loop.xs, values))
         for eqn in loop.eqns:
             with jaxprs.in_scope(eqn):
-                self._evaluate(eqn, env, parts_of)
+                self._evaluate(eqn)
         results: list[Array] = []
-        for out, packing in zip(loop.carry_out, self.carries.packings):
+        for out, packing in zip(loop.carry_out, self.packings):
             if packing.is_whole:
-                results.append(self._whole_array(out, env, parts_of))
+                results.append(self._whole_array(out))
             else:
-                results += self._parts(out, packing, env, parts_of)
-        return results + [self._whole_array(y, env, parts_of) for y in loop.ys]
+                results += self._parts_of(out, packing)
+        return [*results, *map(self._whole_array, loop.ys)]
 
-    def _evaluate(self, eqn: Eqn, env: Env, parts_of: dict[Var, list[Array]]) -> None:
+    def _evaluate(self, eqn: Eqn) -> None:
         out = eqn.outvars[0] if eqn.outvars else None
-        source = eqn.invars[0] if eqn.invars else None
-        packing = self.packing_of[source] if jaxprs.is_in(source, parts_of) else None
-        if out in self.uses.unpacked:
-            parts_of[out] = self._parts_of_result(eqn, self.uses.unpacked[out], env, parts_of)
-        elif packing is not None and packing.cuts and _slice_bounds(eqn, packing.axis) is not None:
-            self._slice_parts(eqn, packing, env, parts_of)
-        elif packing is not None and not packing.cuts and eqn.primitive.name == "reshape":
-            env[out] = parts_of[source][0]
-        else:
-            operands = [self._whole(a, env, parts_of) for a in eqn.invars]
-            env.update(zip(eqn.outvars, jaxprs.bind(eqn, *operands)))
+        if out in self.unpacked:
+            self._parts[out] = self._computed(eqn, self.unpacked[out])
+            return
+        if eqn.invars and jaxprs.is_in(eqn.invars[0], self._parts):
+            packing = self.packing_of[eqn.invars[0]]
+            parts = self._parts[eqn.invars[0]]
+            ranges = _ranges(eqn, packing.axis) if packing.cuts else []
+            for v, (lo, hi) in zip(eqn.outvars, ranges):
+                self._env[v] = _sliced_parts(eqn, parts, packing, lo, hi)
+            if ranges:
+                return
+            if not packing.cuts:  # a reshape
+                self._env[out] = parts[0]
+                return
+        operands = map(self._whole, eqn.invars)
+        self._env.update(zip(eqn.outvars, jaxprs.bind(eqn, *operands)))
 
-    def _parts_of_result(
-        self, eqn: Eqn, packing: Packing, env: Env, parts_of: dict[Var, list[Array]]
-    ) -> list[Array]:
+    def _computed(self, eqn: Eqn, packing: Packing) -> list[Array]:
         """Evaluates a join, or an elementwise equation part by part."""
-        if eqn.primitive.name in _JOINS:
-            return self._of_join(eqn, packing, env, parts_of)
-        operands = [self._parts(a, packing, env, parts_of) for a in eqn.invars]
-        return [jaxprs.bind(eqn, *of_part)[0] for of_part in zip(*operands)]
-
-    def _of_join(
-        self, eqn: Eqn, packing: Packing, env: Env, parts_of: dict[Var, list[Array]]
-    ) -> list[Array]:
-        """Returns the parts of joined arrays, each of which has one or several of them."""
-        values = [self._whole(a, env, parts_of) for a in eqn.invars]
+        if _join_axis(eqn) is None:
+            operands = [self._parts_of(a, packing) for a in eqn.invars]
+            return [jaxprs.bind(eqn, *of_part)[0] for of_part in zip(*operands)]
+        values = [*map(self._whole, eqn.invars)]
         if eqn.primitive.name == "stack":
             values = [jax.lax.expand_dims(v, [packing.axis]) for v in values]
         parts = []
         at = 0
-        for value in values:
+        for value in values:  # which is one part, or several
             end = at + value.shape[packing.axis]
             for lo, hi in packing.bounds:
                 if at <= lo and hi <= end:
@@ -410,48 +420,34 @@ class _UnpackedStep:
             at = end
         return parts
 
-    def _slice_parts(
-        self, eqn: Eqn, packing: Packing, env: Env, parts_of: dict[Var, list[Array]]
-    ) -> None:
-        """Evaluates slices of a value whose parts are known."""
-        parts = parts_of[eqn.invars[0]]
-        axis = packing.axis
-        if eqn.primitive.name == "slice":
-            ranges = [(eqn.params["start_indices"][axis], eqn.params["limit_indices"][axis])]
-        else:
-            sizes = eqn.params["sizes"] if eqn.primitive.name == "split" else [1] * len(eqn.outvars)
-            ranges = list(pairwise([0, *map(int, np.cumsum(sizes))]))
-        for v, (lo, hi) in zip(eqn.outvars, ranges):
-            inside = []
-            for part, (first, end) in zip(parts, packing.bounds):
-                if lo <= first and end <= hi:
-                    inside.append(part)
-            value = jax.lax.concatenate(inside, axis) if len(inside) > 1 else inside[0]
-            if eqn.primitive.name == "unstack":
-                value = jax.lax.squeeze(value, [axis])
-            env[v] = value
-
-    def _parts(
-        self, atom: Atom, packing: Packing, env: Env, parts_of: Mapping[Var, list[Array]]
-    ) -> list[Array]:
+    def _parts_of(self, atom: Atom, packing: Packing) -> list[Array]:
         """Returns the parts of a value."""
-        if jaxprs.is_in(atom, parts_of):
-            return parts_of[atom]
-        value = jaxprs.read(env, atom)
-        if not packing.cuts:
-            return [jax.lax.reshape(value, packing.shape)]
-        if len(atom.aval.shape) <= packing.axis or atom.aval.shape[packing.axis] == 1:
+        if jaxprs.is_in(atom, self._parts):
+            return self._parts[atom]
+        value = jaxprs.read(self._env, atom)
+        axis = packing.axis
+        if packing.cuts and (atom.aval.ndim <= axis or atom.aval.shape[axis] == 1):
             return [value] * packing.count
-        return [_sliced(value, lo, hi, packing.axis) for lo, hi in packing.bounds]
+        return packing.unpack(value)
 
-    def _whole(self, atom: Atom, env: Env, parts_of: Mapping[Var, list[Array]]) -> Any:
+    def _whole(self, atom: Atom) -> Any:
         """Returns a value, packed if it is computed in parts; a literal stays a number."""
-        if jaxprs.is_in(atom, parts_of):
-            return self.packing_of[atom].pack(parts_of[atom])
-        return jaxprs.read(env, atom)
+        if jaxprs.is_in(atom, self._parts):
+            return self.packing_of[atom].pack(self._parts[atom])
+        return jaxprs.read(self._env, atom)
 
-    def _whole_array(self, atom: Atom, env: Env, parts_of: Mapping[Var, list[Array]]) -> Array:
-        return jnp.asarray(self._whole(atom, env, parts_of), atom.aval.dtype)
+    def _whole_array(self, atom: Atom) -> Array:
+        return jnp.asarray(self._whole(atom), atom.aval.dtype)
+
+
+def _sliced_parts(eqn: Eqn, parts: Sequence[Array], packing: Packing, lo: int, hi: int) -> Array:
+    """Returns a slice of a value whose parts are known."""
+    inside = []
+    for part, (first, end) in zip(parts, packing.bounds):
+        if lo <= first and end <= hi:
+            inside.append(part)
+    value = jax.lax.concatenate(inside, packing.axis) if len(inside) > 1 else inside[0]
+    return jax.lax.squeeze(value, [packing.axis]) if eqn.primitive.name == "unstack" else value
 
 
 def _sliced(value: Array, lo: int, hi: int, axis: int) -> Array:
