@@ -97,6 +97,11 @@ def elements(shape: Sequence[Any]) -> int:
     return count if type(count) is int else math.prod(map(extent, shape))
 
 
+def type_of(atom: Atom) -> tuple[Any, Any]:
+    """Returns the shape and the dtype of a value."""
+    return atom.aval.shape, atom.aval.dtype
+
+
 def nbytes(atom: Atom) -> int:
     return elements(atom.aval.shape) * getattr(
         atom.aval.dtype, "itemsize", 4

@@ -263,7 +263,7 @@ class _Body:
                 continue
             candidates = []
             for u in self.sources.listed(read & free):
-                if (u.aval.shape, u.aval.dtype) == (v.aval.shape, v.aval.dtype):
+                if jaxprs.type_of(u) == jaxprs.type_of(v):
                     candidates.append(u)
             if len(candidates) > 1:
                 candidates = [self._first_of(set(candidates), fact.inputs)]

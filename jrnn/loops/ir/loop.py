@@ -99,8 +99,8 @@ class Loop:
         assert defined.issuperset(jaxprs.variables(self.outputs)), "an output is not defined"
         assert len(self.carry) == len(self.carry_out)
         for old, new in zip(self.carry, self.carry_out):
-            old_type = (old.aval.shape, old.aval.dtype)
-            new_type = (new.aval.shape, new.aval.dtype)
+            old_type = jaxprs.type_of(old)
+            new_type = jaxprs.type_of(new)
             assert old_type == new_type, f"a carry changes from {old_type} to {new_type}"
         return self
 

@@ -4,17 +4,25 @@ A stage is the work between two contractions: elementwise operations, reductions
 result of a stage that is read elsewhere, computes parts of the stage again in each, and copies carries that it still reads.
 Here one `optimization_barrier` follows the results of a stage, so that one kernel computes all results of one shape.
 
+    h, x ----> [ h U: a product ] ----> [ gates, h2 = f(...) | barrier ] ----> [ h2 W: a product ] ----> ...
+    level 0          level 1                  results of level 1                    level 2
+
+The level of a value is the number of contractions, or other heavy operations, on the way to it. Results are values that
+depend on the carry and are read by a contraction, by another stage, or as an output of the step. Views of results that
+nothing in the stage reads trail behind the barrier: they cost nothing there, and would be kernels before it.
+
 A product of several concatenated results (the cotangents of the gates) would need one more kernel to concatenate them.
 The stage makes one stack of them instead. The product is computed for each part, and the stage that reads it adds the parts.
+What is carried of such a stack is carried in the stack.
 
 Shapes: N batch, H hidden, G parts, B the batch axis of a product (none, or the directions of a layer).
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -22,13 +30,36 @@ import jax.numpy as jnp
 from jax import Array
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
-from jrnn.loops.ir import Loop, Results, RunLoop
+from jrnn.jaxprs import Env, Eqn, Var, primitives
+from jrnn.loops.ir import Length, Loop, Results, RunLoop, Values
 from jrnn.loops.passes.sums import accumulator_dtype
 
-_MAX_WHOLE_K = (
-    512  # XLA:GPU splits a larger contracted axis K in products of few rows, compiled for an H100
-)
+# XLA:GPU splits a larger contracted axis K in products of few rows, compiled for an H100.
+_MAX_WHOLE_K = 512
+
+
+@dataclass
+class _Stage:
+    """The work between two contractions.
+
+    Attributes:
+        eqns: the contractions of a level, and what follows from them, in order.
+        trailing: views of the results that are read outside the stage only, and equations without results.
+        results: what is put behind a barrier, if there are several.
+        product: a product of concatenated results of the stage before, which is computed part by part.
+        parts: the number of concatenated results.
+        stacked: the concatenated results of this stage that the next one's product reads, then the other results with the
+            same type.
+        carried: for each stacked result, the carry that it is at the next step, or None. Nothing if none is carried.
+    """
+
+    eqns: list[Eqn] = field(default_factory=list)
+    trailing: list[Eqn] = field(default_factory=list)
+    results: list[Var] = field(default_factory=list)
+    product: Eqn | None = None
+    parts: int = 0
+    stacked: tuple[Var, ...] = ()
+    carried: tuple[int | None, ...] = ()
 
 
 def one_kernel_per_stage(loop: Loop, stack: bool = True) -> tuple[Loop, StackedCarries]:
@@ -44,82 +75,69 @@ def one_kernel_per_stage(loop: Loop, stack: bool = True) -> tuple[Loop, StackedC
         The loop, and how it holds its carries.
     """
     stages = _stages(loop)
-    has_effects = any(eqn.effects for eqn in loop.eqns)
-    results: dict[int, list[Var]] = {}  # by level, what is put behind a barrier
-    if not has_effects:  # otherwise the order of the effects would change
-        results = _results_by_level(stages)
-
-    # Products that are computed part by part: of concatenated results, and of halves of K.
-    consts = set(loop.consts)
-    matrix_products: list[Eqn] = []
-    if stack and not has_effects:
-        matrix_products = [eqn for eqn in loop.eqns if _is_matrix_product(eqn, consts)]
-    products = _products(matrix_products, loop, stages, results)
-    orders = {level - 1: product.order for level, product in products.items()}
-    halves = {id(eqn) for eqn in matrix_products if _is_split_k(eqn)}
+    if any(eqn.effects for eqn in loop.eqns):
+        stack = False
+        for stage in stages:
+            stage.results = []  # a barrier would change the order of the effects
+    halves: set[int] = set()
+    if stack:
+        _add_products(stages, loop)
+        consts = set(loop.consts)
+        products = [eqn for eqn in loop.eqns if _is_matrix_product(eqn, consts)]
+        halves = {id(eqn) for eqn in products if _is_split_k(eqn)}
 
     # Stacks of results that the next step reads are carried as they are.
     position: dict[Var, int] = {}
     for i, out in enumerate(loop.carry_out):
         if not jaxprs.is_literal(out):
             position.setdefault(out, i)
-    places: dict[int, tuple[int | None, ...]] = {}
-    stacked_at: dict[int, tuple[int, int]] = {}  # the level and the part of a carry
-    for level, order in orders.items():
-        of_level = tuple(map(position.get, order))
-        for part, i in enumerate(of_level):
-            if i is not None:
-                places[level] = of_level
-                stacked_at[i] = (level, part)
-    unstacked = tuple(i for i in range(len(loop.carry)) if i not in stacked_at)
+    with_stacks = []
+    stacked: set[int | None] = set()
+    for stage in stages:
+        stage.carried = tuple(map(position.get, stage.stacked))
+        if any(i is not None for i in stage.carried):
+            with_stacks.append(stage)
+            stacked.update(stage.carried)
+    unstacked = tuple(i for i in range(len(loop.carry)) if i not in stacked)
 
     def step(*args: Array) -> list[Array]:
         values = iter(args)
-        env = {v: next(values) for v in (*loop.consts, *(loop.carry[i] for i in unstacked))}
-        carried = {level: next(values) for level in places}
-        for i, (level, part) in stacked_at.items():
-            env[loop.carry[i]] = carried[level][part]
-        env |= dict(zip(loop.xs, values))
-        stacks: dict[int, Any] = {}
-        for level in range(stages.last + 1):
-            for eqn in stages.eqns(level, trailing=False):
-                product = products.get(level)
-                if product is not None and eqn is product.eqn:
-                    env[eqn.outvars[0]] = _by_parts(eqn, stacks[level - 1], product.parts, env)
+        unstacked_carries = [loop.carry[i] for i in unstacked]
+        env: Env = dict(zip((*loop.consts, *unstacked_carries), values))
+        for stage in with_stacks:
+            whole = next(values)
+            for part, i in _carried_parts(stage.carried):
+                env[loop.carry[i]] = whole[part]
+        env.update(zip(loop.xs, values))
+        new_stacks = []
+        before: Any = None
+        for stage in stages:
+            for eqn in stage.eqns:
+                if eqn is stage.product:
+                    env[eqn.outvars[0]] = _by_parts(eqn, before, stage.parts, env)
                 elif id(eqn) in halves:
                     left = env[eqn.invars[0]]
                     in_halves = jnp.moveaxis(left.reshape(*left.shape[:-1], 2, -1), -2, 0)
                     env[eqn.outvars[0]] = _by_parts(eqn, in_halves, 2, env)
                 else:
                     jaxprs.evaluate([eqn], env)
-            if level in results:
-                stacks[level] = _behind_barrier(results[level], orders.get(level, ()), env)
-            jaxprs.evaluate(stages.eqns(level, trailing=True), env)
+            if stage.results:
+                before = _behind_barrier(stage, env)
+            if stage in with_stacks:
+                new_stacks.append(before)
+            jaxprs.evaluate(stage.trailing, env)
         carry = [jaxprs.value(env, loop.carry_out[i]) for i in unstacked]
-        new_stacks = [stacks[level] for level in places]
         return [*carry, *new_stacks, *(jaxprs.value(env, a) for a in loop.ys)]
 
     avals = [v.aval for v in loop.consts]
     avals += [loop.carry[i].aval for i in unstacked]
-    for level in places:
-        aval = orders[level][0].aval
-        avals.append(aval.update(shape=(len(orders[level]), *aval.shape)))
+    for stage in with_stacks:
+        aval = stage.stacked[0].aval
+        avals.append(aval.update(shape=(len(stage.stacked), *aval.shape)))
     avals += [v.aval for v in loop.xs]
-    staged = loop.traced(step, avals, len(unstacked) + len(places))
-    return staged, StackedCarries(unstacked, tuple(places.values()), len(loop.carry))
-
-
-def _results_by_level(stages: _Stages) -> dict[int, list[Var]]:
-    """Returns the results of the stages that write several."""
-    results: dict[int, list[Var]] = {}
-    for level in range(stages.last + 1):
-        of_level = stages.results(level)
-        # The first stage of the next step reads the results of the last stage, and computes them.
-        if level and level == stages.last and stages.results(0):
-            continue
-        if len(of_level) > 1:
-            results[level] = of_level
-    return results
+    staged = loop.traced(step, avals, len(unstacked) + len(with_stacks))
+    carried = tuple(stage.carried for stage in with_stacks)
+    return staged, StackedCarries(unstacked, carried, len(loop.carry))
 
 
 @dataclass(frozen=True)
@@ -137,146 +155,99 @@ class StackedCarries:
     carries: int
 
     def adapt(
-        self,
-        run: RunLoop,
-        consts: Sequence[Array],
-        init: Sequence[Array],
-        xs: Sequence[Array],
-        length: int | Array,
+        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
     ) -> Results:
         stacks = []
-        for places in self.stacked:
-            first = next(i for i in places if i is not None)
+        for positions in self.stacked:
+            (_, first), *_ = _carried_parts(positions)
             unread = jnp.zeros_like(init[first])
-            stacks.append(jnp.stack([unread if i is None else init[i] for i in places]))
+            stacks.append(jnp.stack([unread if i is None else init[i] for i in positions]))
         carry_in = [init[i] for i in self.unstacked]
         last, ys = run(consts, [*carry_in, *stacks], xs, length)
         carry = dict(zip(self.unstacked, last))
-        for places, stack in zip(self.stacked, last[len(self.unstacked) :]):
-            for part, i in enumerate(places):
-                if i is not None:
-                    carry[i] = stack[part]
+        for positions, stack in zip(self.stacked, last[len(self.unstacked) :]):
+            for part, i in _carried_parts(positions):
+                carry[i] = stack[part]
         return [carry[i] for i in range(self.carries)], list(ys)
 
 
-def _behind_barrier(results: Sequence[Var], order: Sequence[Var], env: Env) -> Array | None:
-    """Puts the results behind a barrier. Makes one stack of the results in `order`, and returns it."""
-    stacked = set(order)
-    others = [v for v in results if v not in stacked]
-    stack = [jnp.stack([env[v] for v in order])] if order else []
-    *values, rest = jax.lax.optimization_barrier((*stack, [env[v] for v in others]))
+def _carried_parts(positions: Sequence[int | None]) -> Iterator[tuple[int, int]]:
+    """Yields each part of a stack that is carried, and the position of its carry."""
+    for part, i in enumerate(positions):
+        if i is not None:
+            yield part, i
+
+
+def _behind_barrier(stage: _Stage, env: Env) -> Array | None:
+    """Puts the results of a stage behind a barrier. Makes one stack of the stacked ones, and returns it."""
+    others = [v for v in stage.results if v not in stage.stacked]
+    stack = [jnp.stack([env[v] for v in stage.stacked])] if stage.stacked else []
+    *wholes, rest = jax.lax.optimization_barrier((*stack, [env[v] for v in others]))
     env.update(zip(others, rest))
-    if not order:
-        return None
-    (whole,) = values
-    for part, v in enumerate(order):
-        env[v] = whole[part]
-    return whole
+    for whole in wholes:
+        env.update((v, whole[part]) for part, v in enumerate(stage.stacked))
+        return whole
+    return None
 
 
-@dataclass(frozen=True)
-class _Stages:
-    """The equations of a step by level: the number of contractions (or other heavy operations) on the way to them.
-
-    Attributes:
-        loop: the loop.
-        level: the level of each variable; inputs have level 0.
-        trailing: views of a stage's results that are read outside the stage only.
-        moving: the variables that depend on the carry.
-        written: the variables that a heavy operation reads, and the outputs.
-        crossing: the variables that another stage reads.
-    """
-
-    loop: Loop
-    level: Mapping[Var, int]
-    trailing: frozenset[Var]
-    moving: frozenset[Var]
-    written: frozenset[Var]
-    crossing: frozenset[Var]
-
-    @functools.cached_property
-    def last(self) -> int:
-        return max(self.level.values(), default=0)
-
-    @functools.cached_property
-    def _by_level(self) -> dict[tuple[int, bool], list[Eqn]]:
-        by_level: dict[tuple[int, bool], list[Eqn]] = {}
-        for eqn in self.loop.eqns:
-            key = (self.last, True)
-            if eqn.outvars:
-                out = eqn.outvars[0]
-                key = (self.level[out], out in self.trailing)
-            by_level.setdefault(key, []).append(eqn)
-        return by_level
-
-    def eqns(self, level: int, trailing: bool) -> list[Eqn]:
-        """Returns the equations of a level, in order, that are trailing or are not; those without results come last."""
-        return self._by_level.get((level, trailing), [])
-
-    def results(self, level: int) -> list[Var]:
-        """Returns what the stage of a level must write: values that depend on the carry and are read elsewhere."""
-
-        def is_result(v: Var) -> bool:
-            plain = v.aval.ndim > 0 and not jnp.issubdtype(v.aval.dtype, jax.dtypes.extended)
-            return v in self.moving and (v in self.written or v in self.crossing) and plain
-
-        results: list[Var] = []
-        for eqn in self.eqns(level, trailing=False):
-            if primitives.is_cheap(eqn) and not _is_view(eqn):
-                results += filter(is_result, eqn.outvars)
-        return results if jaxprs.any_in(results, self.written) else []
-
-
-def _stages(loop: Loop) -> _Stages:
+def _stages(loop: Loop) -> list[_Stage]:
     """Divides a step into stages."""
     level = dict.fromkeys(loop.inputs, 0)
     for eqn in loop.eqns:
-        before = max((level[v] for v in jaxprs.inputs(eqn)), default=0)
+        before = max([level[v] for v in jaxprs.inputs(eqn)], default=0)
         at = before if primitives.is_cheap(eqn) else before + 1
         level.update(dict.fromkeys(eqn.outvars, at))
+    stages = [_Stage() for _ in range(max(level.values(), default=0) + 1)]
+
+    # What a stage must write: values that a heavy operation or another stage reads, and outputs.
     read_in_stage: set[Var] = set()
-    crossing: set[Var] = set()
+    read_elsewhere: set[Var] = set()
     written = set(jaxprs.variables(loop.outputs))
-    trailing = set()
+    trailing: set[Var] = set()
     for eqn in reversed(loop.eqns):
         if eqn.outvars and _is_view(eqn) and not jaxprs.any_in(eqn.outvars, read_in_stage):
             trailing.update(eqn.outvars)
-        heavy = not eqn.outvars or not primitives.is_cheap(eqn)
-        joined = not heavy and eqn.outvars[0] in trailing
+        is_heavy = not eqn.outvars or not primitives.is_cheap(eqn)
+        is_trailing = not is_heavy and eqn.outvars[0] in trailing
         for v in jaxprs.inputs(eqn):
-            if heavy or (joined and jaxprs.any_in(eqn.outvars, written)):
+            if is_heavy or (is_trailing and jaxprs.any_in(eqn.outvars, written)):
                 written.add(v)
-            elif joined or level[v] < level[eqn.outvars[0]]:
-                crossing.add(v)
+            elif is_trailing or level[v] < level[eqn.outvars[0]]:
+                read_elsewhere.add(v)
             else:
                 read_in_stage.add(v)
-    return _Stages(
-        loop=loop,
-        level=level,
-        trailing=frozenset(trailing),
-        moving=loop.on_carry,
-        written=frozenset(written),
-        crossing=frozenset(crossing),
-    )
+
+    results = loop.on_carry & (written | read_elsewhere)
+    for eqn in loop.eqns:
+        if not eqn.outvars:
+            stages[-1].trailing.append(eqn)
+            continue
+        stage = stages[level[eqn.outvars[0]]]
+        if eqn.outvars[0] in trailing:
+            stage.trailing.append(eqn)
+            continue
+        stage.eqns.append(eqn)
+        if primitives.is_cheap(eqn) and not _is_view(eqn):
+            stage.results += [v for v in eqn.outvars if v in results and _is_plain(v)]
+    for stage in stages:
+        if not jaxprs.any_in(stage.results, written):
+            stage.results = []
+    # The first stage of the next step reads the results of the last stage, and computes them.
+    if len(stages) > 1 and stages[0].results:
+        stages[-1].results = []
+    for stage in stages:
+        if len(stage.results) == 1:
+            stage.results = []
+    return stages
+
+
+def _is_plain(v: Var) -> bool:
+    """Whether a value is an array with axes, and no key."""
+    return v.aval.ndim > 0 and not jnp.issubdtype(v.aval.dtype, jax.dtypes.extended)
 
 
 def _is_view(eqn: Eqn) -> bool:
     return primitives.is_view(eqn) or eqn.primitive.name in ("concatenate", "convert_element_type")
-
-
-@dataclass(frozen=True)
-class _Product:
-    """A product of concatenated results of a stage with a constant matrix.
-
-    Attributes:
-        eqn: the product, a `dot_general`.
-        order: the concatenated results, then the other results of the stage with the same type.
-        parts: the number of concatenated results.
-    """
-
-    eqn: Eqn
-    order: tuple[Var, ...]
-    parts: int
 
 
 def _by_parts(eqn: Eqn, left: Array, parts: int, env: Env) -> Array:
@@ -323,22 +294,24 @@ def _is_matrix_product(eqn: Eqn, consts: set[Var]) -> bool:
     return over_last and tuple(batch[0]) == tuple(batch[1]) == lead
 
 
-def _products(
-    eqns: Sequence[Eqn], loop: Loop, stages: _Stages, results: Mapping[int, Sequence[Var]]
-) -> dict[int, _Product]:
-    """Returns the matrix products to compute part by part, at most one per level, by their levels."""
-    producers = jaxprs.producers(loop.eqns)
-    products: dict[int, _Product] = {}
-    for eqn in eqns:
-        level = stages.level[eqn.outvars[0]]
-        parts = _joined(eqn, producers, results.get(level - 1, ()))
-        if parts is None or level in products:
-            continue
-        joined = set(parts)
-        alike = [v for v in results[level - 1] if _type(v) == _type(parts[0]) and v not in joined]
-        if len(alike) <= len(parts):  # otherwise most of the product would multiply zeros
-            products[level] = _Product(eqn, (*parts, *alike), len(parts))
-    return products
+def _add_products(stages: Sequence[_Stage], loop: Loop) -> None:
+    """Finds the matrix products to compute part by part, at most one for each stage."""
+    consts = set(loop.consts)
+    for before, stage in pairwise(stages):
+        for eqn in stage.eqns:
+            is_product = _is_matrix_product(eqn, consts)
+            parts = _joined(eqn, loop.producers, before.results) if is_product else None
+            if parts is None:
+                continue
+            alike = []
+            for v in before.results:
+                if jaxprs.type_of(v) == jaxprs.type_of(parts[0]) and v not in parts:
+                    alike.append(v)
+            if len(alike) <= len(parts):  # otherwise most of the product would multiply zeros
+                stage.product = eqn
+                stage.parts = len(parts)
+                before.stacked = (*parts, *alike)
+                break
 
 
 def _joined(
@@ -351,13 +324,9 @@ def _joined(
         return None
     if join.params["dimension"] != left.aval.ndim - 1:
         return None
-    parts: tuple[Atom, ...] = tuple(join.invars)
-    if len(parts) < 2 or len(set(map(_type, parts))) > 1 or any(map(jaxprs.is_literal, parts)):
+    parts = tuple(jaxprs.inputs(join))
+    types = set(map(jaxprs.type_of, join.invars))
+    are_different = 1 < len(parts) == len(join.invars) == len(set(parts))
+    if not are_different or len(types) > 1 or not set(parts).issubset(results):
         return None
-    if not set(parts).issubset(results):
-        return None
-    return parts if len(set(parts)) == len(parts) else None
-
-
-def _type(atom: Atom) -> tuple[Any, Any]:
-    return atom.aval.shape, atom.aval.dtype
+    return parts

@@ -7,7 +7,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,9 +15,9 @@ import numpy as np
 from jax import Array
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Env, Eqn, Names, Var, named, primitives
-from jrnn.loops.ir import Loop, strict_passes
-from jrnn.loops.passes.gates import axis_slices
+from jrnn.jaxprs import Env, Eqn, Names, Var, named, primitives
+from jrnn.loops.ir import Loop
+from jrnn.loops.passes.gates import AxisSlice, axis_slices
 
 # Views of views -------------------------------------------------------------------------------------------------------
 
@@ -32,55 +31,71 @@ def compose_views(loop: Loop) -> Loop:
 
     Invariant: every value is unchanged, except for the sign of zero where 0 is added.
     """
-    producers = jaxprs.producers(loop.eqns)
-    if not any(_is_indirect(eqn, producers) for eqn in loop.eqns):
+    if not any(_is_indirect(eqn, loop.producers) for eqn in loop.eqns):
         return loop
-    replaced_by: Names = {}  # values that are renamed
+    names: Names = {}  # values that are renamed
     reshaped: Names = {}  # what reshapes of reshapes read
-    joins = _Joins(producers)
-
-    def composed(eqn: Eqn) -> list[Eqn]:
-        """Returns the equations that replace one. An equation that only renames a value goes, and adds to `replaced_by`."""
-        unchanged = _unchanged(eqn)
-        if unchanged is not None:
-            replaced_by[eqn.outvars[0]] = named(replaced_by, unchanged)
-            return []
-        if _reshapes(eqn):
-            (out,) = eqn.outvars
-            base = named(replaced_by, eqn.invars[0])
-            base = reshaped.get(base, base)
-            reshaped[out] = base
-            if base.aval.shape != out.aval.shape:
-                params = dict(new_sizes=out.aval.shape, dimensions=None, sharding=None)
-                return [eqn.replace(primitive=jax.lax.reshape_p, invars=[base], params=params)]
-            replaced_by[out] = base
-            return []
-        cuts = axis_slices([eqn])
-        parts = [joins.part(named(replaced_by, c.of), c.axis, c.lo, c.hi) for c in cuts.values()]
-        if not cuts or None in parts:
-            return [jaxprs.with_operands(eqn, [named(replaced_by, a) for a in eqn.invars])]
-        slices = []
-        for v, (whole, axis, lo, hi) in zip(cuts, parts):
-            part = named(replaced_by, whole)
-            if (lo, hi) == (0, part.aval.shape[axis]):
-                replaced_by[v] = part
-            else:
-                slices.append(_slice(eqn, part, v, axis, lo, hi))
-        return slices
-
+    ends: dict[Var, list[int]] = {}  # of the parts of concatenations
     eqns: list[Eqn] = []
     for eqn in loop.eqns:
-        eqns += composed(eqn)
-    return loop.with_eqns(eqns, [named(replaced_by, a) for a in loop.outputs])
+        cuts = axis_slices([eqn])
+        parts = []
+        for cut in cuts.values():
+            cut = cut._replace(of=named(names, cut.of))
+            parts.append(_part_of_join(cut, loop.producers, ends))
+        unchanged = _unchanged(eqn)
+        if unchanged is not None:
+            names[eqn.outvars[0]] = named(names, unchanged)
+        elif _reshapes(eqn):
+            (out,) = eqn.outvars
+            base = named(names, eqn.invars[0])
+            base = reshaped.get(base, base)
+            reshaped[out] = base
+            if base.aval.shape == out.aval.shape:
+                names[out] = base
+                continue
+            params = dict(new_sizes=out.aval.shape, dimensions=None, sharding=None)
+            eqns.append(eqn.replace(primitive=jax.lax.reshape_p, invars=[base], params=params))
+        elif not cuts or None in parts:
+            operands = [named(names, a) for a in eqn.invars]
+            eqns.append(jaxprs.with_operands(eqn, operands))
+            if eqn.primitive.name == "concatenate":
+                axis = eqn.params["dimension"]
+                sizes = [a.aval.shape[axis] for a in eqn.invars]
+                ends[eqn.outvars[0]] = [*itertools.accumulate(sizes)]
+        else:
+            for v, part in zip(cuts, parts):
+                source = named(names, part.of)
+                if part.size == source.aval.shape[part.axis]:
+                    names[v] = source
+                else:
+                    eqns.append(_slice(eqn, part._replace(of=source), v))
+    return loop.with_eqns(eqns, [named(names, a) for a in loop.outputs])
 
 
-def _slice(eqn: Eqn, operand: Var, out: Var, axis: int, lo: int, hi: int) -> Eqn:
-    """Returns the equation `out = operand[lo:hi]` along an axis, in place of another equation."""
-    shape = operand.aval.shape
-    starts = jaxprs.replaced([0] * len(shape), [axis], [lo])
-    ends = jaxprs.replaced(shape, [axis], [hi])
-    params = dict(start_indices=tuple(starts), limit_indices=tuple(ends), strides=(1,) * len(shape))
-    return eqn.replace(primitive=jax.lax.slice_p, invars=[operand], outvars=[out], params=params)
+def _part_of_join(
+    cut: AxisSlice, producers: Mapping[Var, Eqn], ends: Mapping[Var, list[int]]
+) -> AxisSlice | None:
+    """Returns a slice of a concatenation as a slice of the part that contains it, or None if none does."""
+    if cut.of not in ends or producers[cut.of].params["dimension"] != cut.axis:
+        return None
+    at = bisect.bisect_left(ends[cut.of], cut.hi)
+    part = producers[cut.of].invars[at]
+    first = ends[cut.of][at] - part.aval.shape[cut.axis]
+    if first > cut.lo or jaxprs.is_literal(part):
+        return None
+    return AxisSlice(part, cut.axis, cut.lo - first, cut.hi - first)
+
+
+def _slice(eqn: Eqn, cut: AxisSlice, out: Var) -> Eqn:
+    """Returns the equation of a slice, in place of another equation."""
+    shape = cut.of.aval.shape
+    params = dict(
+        start_indices=tuple(jaxprs.replaced([0] * len(shape), [cut.axis], [cut.lo])),
+        limit_indices=tuple(jaxprs.replaced(shape, [cut.axis], [cut.hi])),
+        strides=(1,) * len(shape),
+    )
+    return eqn.replace(primitive=jax.lax.slice_p, invars=[cut.of], outvars=[out], params=params)
 
 
 def _reshapes(eqn: Eqn) -> bool:
@@ -141,31 +156,6 @@ def _is_indirect(eqn: Eqn, producers: Mapping[Var, Eqn]) -> bool:
     return bool(axis_slices([eqn]))
 
 
-class _Joins:
-    """Where the parts of concatenations end, computed once for all slices of each."""
-
-    def __init__(self, producers: Mapping[Var, Eqn]):
-        self._producers = producers
-        self._ends: dict[Var, list[int]] = {}
-
-    def part(self, of: Var, axis: int, lo: int, hi: int) -> tuple[Var, int, int, int] | None:
-        """Returns the part of a concatenation that contains `of[lo:hi]`, the axis, and the range within that part."""
-        eqn = self._producers.get(of)
-        if eqn is None or eqn.primitive.name != "concatenate" or eqn.params["dimension"] != axis:
-            return None
-        if of not in self._ends:
-            self._ends[of] = [*itertools.accumulate(a.aval.shape[axis] for a in eqn.invars)]
-        ends = self._ends[of]
-        for i in range(bisect.bisect_left(ends, hi), len(ends)):
-            part = eqn.invars[i]
-            first = ends[i] - part.aval.shape[axis]
-            if first > lo:
-                return None
-            if not jaxprs.is_literal(part):
-                return part, axis, lo - first, hi - first
-        return None
-
-
 # Equal equations ------------------------------------------------------------------------------------------------------
 
 
@@ -174,54 +164,35 @@ def common_subexpressions(loop: Loop) -> Loop:
 
     Invariant: every value is unchanged.
     """
-    seen: dict[Any, Eqn] = {}
-    same: dict[Var, Var] = {}
-    for eqn in loop.eqns:
-        key = _key(eqn, same)
-        first = seen.setdefault(key, eqn) if key is not None else eqn
-        if first is not eqn:
-            for v, u in zip(eqn.outvars, first.outvars):
-                same[v] = same.get(u, u)
-    if not same:
-        return loop
-
-    def named(atom: Atom) -> Atom:
-        return atom if jaxprs.is_literal(atom) else same.get(atom, atom)
-
+    first: dict[Any, Eqn] = {}
+    names: Names = {}
     eqns = []
     for eqn in loop.eqns:
-        if not eqn.outvars or not all(v in same for v in eqn.outvars):
-            eqns.append(jaxprs.with_operands(eqn, [*map(named, eqn.invars)]))
-    smaller = replace(
-        loop,
-        eqns=tuple(eqns),
-        carry_out=tuple(map(named, loop.carry_out)),
-        ys=tuple(map(named, loop.ys)),
-    )
-    return smaller.verify() if strict_passes.value else smaller
+        key = _key(eqn, names)
+        same = eqn if key is None else first.setdefault(key, eqn)
+        if same is eqn:
+            eqns.append(jaxprs.with_operands(eqn, [named(names, a) for a in eqn.invars]))
+        else:
+            names.update(zip(eqn.outvars, same.outvars))
+    return loop.with_eqns(eqns, [named(names, a) for a in loop.outputs]) if names else loop
 
 
-def _key(eqn: Eqn, same: dict[Var, Var]) -> Any:
+def _key(eqn: Eqn, names: Names) -> Any:
     """Returns a key of the primitive, parameters and operands of an equation, or None if it must stay."""
-    if eqn.effects or any(True for _ in jaxprs.sub_jaxprs(eqn)):
+    if eqn.effects or any(jaxprs.sub_jaxprs(eqn)):
         return None
-    operands = []
+    operands: list[Any] = []
+    for a in eqn.invars:
+        if jaxprs.is_literal(a):
+            operands.append((str(a.aval), np.asarray(a.val).tobytes()))
+        else:
+            operands.append(named(names, a))
+    key = (eqn.primitive, tuple(sorted(eqn.params.items())), tuple(operands))
     try:
-        for a in eqn.invars:
-            operands.append(_literal_key(a) if jaxprs.is_literal(a) else same.get(a, a))
-        params = tuple((name, eqn.params[name]) for name in sorted(eqn.params))
-        key = (eqn.primitive, params, tuple(operands))
         hash(key)
     except TypeError:
         return None
     return key
-
-
-def _literal_key(atom: Any) -> tuple[str, bytes]:
-    """A key of a number that is written in an equation."""
-    if np.ndim(atom.val):
-        raise TypeError("an array has no value to compare by")
-    return str(atom.aval), np.asarray(atom.val).tobytes()
 
 
 # Cotangents of slices -------------------------------------------------------------------------------------------------
@@ -236,117 +207,95 @@ def pads_to_concatenate(loop: Loop) -> Loop:
     """
     if not any(eqn.primitive.name == "pad" for eqn in loop.eqns):
         return loop
-    pads = _Pads(loop)
+    sums = _padded_sums(loop)
 
     def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
-        summands = pads.summands(eqn.outvars[0]) if eqn.primitive.name == "add_any" else None
-        if summands is None:
+        if eqn.primitive.name != "add_any" or eqn.outvars[0] not in sums:
             return None
-        axis, placed = summands
+        axis, places = sums[eqn.outvars[0]]
         aval = eqn.outvars[0].aval
         parts: list[Array] = []
-
-        def add_zeros(count: int) -> None:
-            if count > 0:
-                shape = jaxprs.replaced(aval.shape, [axis], [count])
-                parts.append(jaxprs.zeros_of_shape(shape, aval))
-
         end = 0
-        for lo, hi, atom in placed:
-            add_zeros(lo - end)
-            parts.append(jaxprs.value(env, atom))
+        for lo, hi, v in [*places, (aval.shape[axis], 0, None)]:
+            if lo > end:
+                shape = jaxprs.replaced(aval.shape, [axis], [lo - end])
+                parts.append(jaxprs.zeros_of_shape(shape, aval))
+            if v is not None:
+                parts.append(env[v])
             end = hi
-        add_zeros(aval.shape[axis] - end)
         with jaxprs.in_scope(eqn):
             return [jax.lax.concatenate(parts, axis)]
 
     return loop.rewrite(rule)
 
 
-Ranges = list[tuple[int, int]]  # where the arrays of a sum are, in order
+Place = tuple[int, int, Var]  # the range of an array in a sum
+Placed = tuple[int, list[Place]]  # an axis, and the arrays along it, in order
 
 
-class _Pads:
-    """The sums of zero-padded arrays that do not overlap.
+def _padded_sums(loop: Loop) -> dict[Var, Placed]:
+    """Returns the padded arrays, and the sums of some that do not overlap, which something else reads.
 
-    A gradient adds n cotangents one after the other. So a sum takes the list of ranges of its longer operand, and adds the
-    ranges of the other one. Only sums that something else reads are written as concatenations.
+    A gradient adds n cotangents one after the other. So a sum takes the list of its longer operand, and adds the arrays of
+    the other one.
     """
-
-    def __init__(self, loop: Loop):
-        self._producers = jaxprs.producers(loop.eqns)
-        sums = [eqn for eqn in loop.eqns if eqn.primitive.name == "add_any"]
-        self._uses_in_sums: Counter[Var] = Counter()
-        for eqn in sums:
-            self._uses_in_sums.update(jaxprs.inputs(eqn))
-        self._sums: dict[Var, tuple[int, Ranges]] = {}  # the axis, and the ranges
-        self._read = set(jaxprs.variables(loop.outputs))
-        for eqn in loop.eqns:
-            of_sum = self._ranges_of_sum(*eqn.invars) if eqn.primitive.name == "add_any" else None
-            if of_sum is None:
-                self._read.update(jaxprs.inputs(eqn))
-            else:
-                self._sums[eqn.outvars[0]] = of_sum
-
-    def summands(self, v: Var) -> tuple[int, list[tuple[int, int, Atom]]] | None:
-        """Returns the axis of a sum that is read, and `(lo, hi, array)` in order; or None."""
-        if v not in self._sums or v not in self._read:
-            return None
-        axis, _ = self._sums[v]
-        placed: list[tuple[int, int, Atom]] = []
-        queue = [v]
-        while queue:
-            eqn = self._producers[queue.pop()]
-            if eqn.primitive.name == "add_any":
-                queue.extend(eqn.invars)
-                continue
-            operand = eqn.invars[0]
-            lo = eqn.params["padding_config"][axis][0]
-            placed.append((lo, lo + operand.aval.shape[axis], operand))
-        placed.sort(key=lambda summand: summand[:2])
-        return axis, placed
-
-    def _ranges_of_sum(self, a: Atom, b: Atom) -> tuple[int, Ranges] | None:
-        """Returns the axis and the ranges of a sum, or None if its operands overlap or are something else."""
-        first = self._ranges(a)
-        second = self._ranges(b)
-        if first is None or second is None or first[0] != second[0]:
-            return None
-        few, many = sorted((first[1], second[1]), key=len)
-        for lo, hi in few:
-            if not _insert(many, lo, hi):
-                return None
-        return first[0], many
-
-    def _ranges(self, atom: Atom) -> tuple[int, Ranges] | None:
-        """Returns the axis and the ranges of a padded array, or of a sum. The caller may change the list."""
-        if jaxprs.is_literal(atom):
-            return None
-        if atom in self._sums:
-            axis, ranges = self._sums[atom]
-            return axis, list(ranges) if self._uses_in_sums[atom] > 1 else ranges
-        eqn = self._producers.get(atom)
-        if eqn is None or eqn.primitive.name != "pad":
-            return None
-        operand, fill = eqn.invars
-        config = eqn.params["padding_config"]
-        is_plain = all(low >= 0 and high >= 0 and inner == 0 for low, high, inner in config)
-        if not is_plain or not jaxprs.is_literal(fill) or fill.val != 0:
-            return None
-        axes = [a for a, (low, high, _) in enumerate(config) if (low, high) != (0, 0)]
-        if len(axes) != 1:
-            return None
-        (axis,) = axes
-        lo = config[axis][0]
-        return axis, [(lo, lo + operand.aval.shape[axis])]
+    uses = Counter(jaxprs.variables(loop.outputs))
+    for eqn in loop.eqns:
+        uses.update(jaxprs.inputs(eqn))
+    placed: dict[Var, Placed] = {}
+    read = set(jaxprs.variables(loop.outputs))
+    for eqn in loop.eqns:
+        together = None
+        if eqn.primitive.name == "add_any":
+            together = _together(eqn, placed, uses)
+        if together is None:
+            read.update(jaxprs.inputs(eqn))
+            together = _place(eqn)
+        if together is not None:
+            placed[eqn.outvars[0]] = together
+    return {v: places for v, places in placed.items() if v in read}
 
 
-def _insert(ranges: Ranges, lo: int, hi: int) -> bool:
-    """Adds a range to others in order. Returns False if it overlaps with one of them."""
-    at = bisect.bisect_left(ranges, (lo, hi))
-    if at and ranges[at - 1][1] > lo:
-        return False
-    if at < len(ranges) and hi > ranges[at][0]:
-        return False
-    ranges.insert(at, (lo, hi))
-    return True
+def _together(eqn: Eqn, placed: Mapping[Var, Placed], uses: Mapping[Var, int]) -> Placed | None:
+    """Returns the arrays of a sum, or None if its operands overlap or are something else."""
+    if not all(jaxprs.is_in(a, placed) for a in eqn.invars):
+        return None
+    few, many = sorted(eqn.invars, key=lambda v: len(placed[v][1]))
+    axis, added = placed[few]
+    of_many, places = placed[many]
+    if axis != of_many or not all(_is_free(places, lo, hi) for lo, hi, _ in added):
+        return None
+    places = list(places) if uses[many] > 1 else places
+    for place in added:
+        bisect.insort(places, place, key=_start)
+    return axis, places
+
+
+def _is_free(places: Sequence[Place], lo: int, hi: int) -> bool:
+    """Whether a range overlaps with none of the arrays in order."""
+    at = bisect.bisect_left(places, lo, key=_start)
+    follows = not at or places[at - 1][1] <= lo
+    return follows and (at == len(places) or hi <= places[at][0])
+
+
+def _start(place: Place) -> int:
+    return place[0]
+
+
+def _place(eqn: Eqn) -> Placed | None:
+    """Returns the array that an equation pads with zeros along one axis, or None for another equation."""
+    if eqn.primitive.name != "pad":
+        return None
+    operand, fill = eqn.invars
+    config = eqn.params["padding_config"]
+    axes = [a for a, (low, high, _) in enumerate(config) if (low, high) != (0, 0)]
+    is_plain = all(low >= 0 and high >= 0 and inner == 0 for low, high, inner in config)
+    if len(axes) != 1 or not is_plain or not jaxprs.is_literal(fill) or fill.val != 0:
+        return None
+    (axis,) = axes
+    lo = config[axis][0]
+    return (
+        None
+        if jaxprs.is_literal(operand)
+        else (axis, [(lo, lo + operand.aval.shape[axis], operand)])
+    )

@@ -7,9 +7,9 @@ Shapes: T time.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Env, Eqn, Var, axes, primitives
 from jrnn.jaxprs.programs import is_explicit
 from jrnn.loops.ir import Loop
-from jrnn.loops.passes.gates import AxisSlice, axis_slices
+from jrnn.loops.passes.gates import AxisSlice, Concatenation, Joined, axis_slices
 
 _MIN_STEPS = 16  # fewer steps are not worth a copy of the matrices, which each step reads
 
@@ -90,12 +90,11 @@ def _with_joined_products(loop: Loop) -> Loop:
 
 def _constants_first(loop: Loop) -> Loop:
     """Returns the loop with equations of constants in front of others, so that any of them may read their results."""
-    moving = loop.varying
 
-    def moves(eqn: Eqn) -> bool:
-        return not moving.isdisjoint(eqn.outvars)
+    def varies(eqn: Eqn) -> bool:
+        return not loop.varying.isdisjoint(eqn.outvars)
 
-    return replace(loop, eqns=tuple(sorted(loop.eqns, key=moves)))
+    return replace(loop, eqns=tuple(sorted(loop.eqns, key=varies)))
 
 
 def _joined(group: Sequence[_Product], env: Env) -> list[Array]:
@@ -118,11 +117,9 @@ def _groups(loop: Loop) -> Collection[list[_Product]]:
     """
     if not jaxprs.is_known(loop.length) or loop.length < _MIN_STEPS:
         return ()
-    moving = loop.varying
     eqns_of_carry, _ = jaxprs.needed(loop.eqns, loop.carry_out, set(loop.inputs))
     recurrent = set(jaxprs.results(eqns_of_carry))
-    every = (_product(eqn, moving) for eqn in loop.eqns)
-    products = [product for product in every if product is not None]
+    products = [p for p in map(_product, loop.eqns, repeat(loop)) if p is not None]
 
     # The values whose products are added to each product.
     sums = axes.Classes()
@@ -140,11 +137,11 @@ def _groups(loop: Loop) -> Collection[list[_Product]]:
     return groups.values()
 
 
-def _product(eqn: Eqn, moving: Collection[Var]) -> _Product | None:
+def _product(eqn: Eqn, loop: Loop) -> _Product | None:
     """Returns an equation as a product with a constant matrix, or None for another one."""
     if eqn.primitive.name != "dot_general" or any(map(jaxprs.is_literal, eqn.invars)):
         return None
-    moves = [v in moving for v in eqn.invars]
+    moves = [v in loop.varying for v in eqn.invars]
     if moves[0] == moves[1] or any(is_explicit(v.aval) for v in eqn.invars):
         return None
     matrix = moves.index(False)
@@ -160,172 +157,107 @@ def _product(eqn: Eqn, moving: Collection[Var]) -> _Product | None:
 # Sums of joined products ----------------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
-class _Concatenation:
-    """Constants, one after the other."""
-
-    parts: list[_Value]
-    axis: int
-
-    @property
-    def aval(self) -> Any:
-        first = self.parts[0].aval
-        size = sum(part.aval.shape[self.axis] for part in self.parts)
-        return first.update(shape=tuple(jaxprs.replaced(first.shape, [self.axis], [size])))
-
-
-@dataclass(eq=False)
-class _Whole:
-    """The sum of two arrays, in place of the sums of all their slices."""
-
-    operands: tuple[_Value, _Value]
-    aval: Any
-
-
-_Value = Var | _Whole | _Concatenation
-
-
-class _Sum(NamedTuple):
-    """An addition of a slice and another operand.
-
-    Attributes:
-        result: the sum.
-        cut: the slice.
-        other: the other operand.
-    """
-
-    result: _Value
-    cut: AxisSlice
-    other: _Value
-
-
 def _with_joined_sums(loop: Loop) -> Loop:
     """Rewrites `a[:n] + b, a[n:] + c` as slices of `a + [b c]`, where b and c are constants or slices of one array."""
-    sums = _JoinedSums(loop)
-    if not sums.joined:
+    joined = _joined_sums(loop)
+    if not joined:
         return loop
 
     def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
-        if eqn.outvars and eqn.outvars[0] in sums.joined:
-            with jaxprs.in_scope(eqn):
-                return [sums.slice_of(eqn.outvars[0], eqn, env)]
-        return None
+        if not eqn.outvars or eqn.outvars[0] not in joined:
+            return None
+        with jaxprs.in_scope(eqn):
+            return [joined[eqn.outvars[0]].value(env)]
 
     return _constants_first(loop).rewrite(rule)
 
 
-class _JoinedSums:
-    """The sums of a loop that are slices of sums of whole arrays.
+class _Sum(NamedTuple):
+    """An addition of a slice and another operand, a constant or a slice."""
+
+    eqn: Eqn
+    cut: AxisSlice
+    other: Var
+
+
+def _joined_sums(loop: Loop) -> dict[Var, AxisSlice]:
+    """Returns the sums that are slices of sums of whole arrays.
 
     Sums of sums follow from each other: of n biases that are added one after the other, each sum is joined when the one
-    before it is. So a sum is looked at again only when an operand has become a slice.
-
-    Attributes:
-        joined: the results of the sums.
+    before it is. So sums are read by the number of sums before them.
     """
+    cuts = axis_slices(loop.eqns)
+    joined: dict[Var, AxisSlice] = {}
+    groups: dict[Any, list[_Sum]] = {}
+    for eqns in _sums_by_depth(loop):
+        changed: dict[Any, list[_Sum]] = {}
+        for eqn in eqns:
+            key, added = _group_of(eqn, cuts, loop)
+            if added is not None:
+                changed[key] = groups.setdefault(key, [])
+                changed[key].append(added)
+        for group in changed.values():
+            group.sort(key=lambda added: added.cut.lo)
+            if len(group) > 1 and _covers([added.cut for added in group]):
+                joined.update(_whole_sum(group, cuts))
+        cuts.update(joined)
+    return joined
 
-    def __init__(self, loop: Loop):
-        self.joined: set[_Value] = set()
-        self._moving: set[_Value] = {*loop.varying}
-        self._cuts: dict[_Value, AxisSlice] = {**axis_slices(loop.eqns)}
-        self._operands: dict[_Value, tuple[_Value, _Value]] = {}
-        self._readers: dict[_Value, list[_Value]] = {}
-        self._key_of: dict[_Value, Any] = {}
-        self._groups: dict[Any, dict[_Value, _Sum]] = {}
-        self._width = Counter[Any]()  # of the slices of each group
-        for eqn in loop.eqns:
-            if primitives.is_addition(eqn) and not any(map(jaxprs.is_literal, eqn.invars)):
-                self._add(eqn.outvars[0], (eqn.invars[0], eqn.invars[1]))
-        changed = list(self._operands)
-        while changed:
-            keys = dict.fromkeys(map(self._grouped, changed))
-            changed = []
-            for key in keys:
-                if key is not None:
-                    changed += self._join(key)
 
-    def slice_of(self, v: _Value, eqn: Eqn, env: dict[Any, Any]) -> Any:
-        """Returns a sum as the slice of the sum of whole arrays, which `eqn`, one of the sums, computes."""
-        cut = self._cuts[v]
-        whole = self._value(cut.of, eqn, env)
-        return jax.lax.slice_in_dim(whole, cut.lo, cut.hi, axis=cut.axis)
+def _sums_by_depth(loop: Loop) -> list[list[Eqn]]:
+    """Returns the additions of a step by the most additions that are directly before them."""
+    depth: dict[Var, int] = {}
+    sums: list[list[Eqn]] = []
+    for eqn in loop.eqns:
+        if primitives.is_addition(eqn) and not any(map(jaxprs.is_literal, eqn.invars)):
+            at = max([depth.get(v, 0) for v in eqn.invars])
+            depth[eqn.outvars[0]] = at + 1
+            if at == len(sums):
+                sums.append([])
+            sums[at].append(eqn)
+    return sums
 
-    def _value(self, v: Any, eqn: Eqn, env: dict[Any, Any]) -> Any:
-        if v not in env:
-            if v in self.joined:
-                env[v] = self.slice_of(v, eqn, env)
-            elif isinstance(v, _Concatenation):
-                env[v] = jax.lax.concatenate([self._value(p, eqn, env) for p in v.parts], v.axis)
-            else:
-                operands = [self._value(a, eqn, env) for a in v.operands]
-                (env[v],) = jaxprs.bind(eqn, *operands)
-        return env[v]
 
-    def _add(self, v: _Value, operands: tuple[_Value, _Value]) -> None:
-        self._operands[v] = operands
-        for operand in operands:
-            self._readers.setdefault(operand, []).append(v)
+def _group_of(eqn: Eqn, cuts: Mapping[Var, AxisSlice], loop: Loop) -> tuple[Any, _Sum | None]:
+    """Returns a key of the array to whose slices an addition adds values of one kind, and the addition as a sum."""
+    for operand, other in (eqn.invars, eqn.invars[::-1]):
+        cut = cuts.get(operand)
+        if cut is None or (isinstance(cut.of, Var) and cut.of not in loop.varying):
+            continue
+        kind = _kind(cut, other, cuts, loop)
+        if kind is not None:
+            return (cut.of, cut.axis, kind), _Sum(eqn, cut, other)
+    return None, None
 
-    def _grouped(self, v: _Value) -> Any:
-        """Puts a sum into the group of the slices of one array to which values of one kind are added; returns its key."""
-        if v in self.joined:
-            return None
-        before = self._key_of.pop(v, None)
-        if before is not None:
-            cut = self._groups[before].pop(v).cut
-            self._width[before] -= cut.size
-        first, second = self._operands[v]
-        for operand, other in ((first, second), (second, first)):
-            cut = self._cuts.get(operand)
-            if cut is None or cut.of not in self._moving:
-                continue
-            kind = self._kind(cut, other)
-            if kind is not None:
-                key = self._key_of[v] = (cut.of, cut.axis, kind)
-                self._groups.setdefault(key, {})[v] = _Sum(v, cut, other)
-                self._width[key] += cut.size
-                return key
+
+def _kind(cut: AxisSlice, other: Var, cuts: Mapping[Var, AxisSlice], loop: Loop) -> Any:
+    """Returns what values that are added to slices have in common; None for a value that is not joined with others."""
+    theirs = cuts.get(other)
+    if theirs is not None:
+        same = theirs[1:] == cut[1:] and theirs.of.aval == cut.of.aval
+        return theirs.of if same else None
+    shape = other.aval.shape
+    if other in loop.varying or len(shape) <= cut.axis or shape[cut.axis] != cut.size:
         return None
-
-    def _kind(self, cut: AxisSlice, other: _Value) -> Any:
-        """Returns what values that are added to slices have in common; None for a value that is not joined with others."""
-        theirs = self._cuts.get(other)
-        if theirs is not None:
-            same = theirs[1:] == cut[1:] and theirs.of.aval == cut.of.aval
-            return theirs.of if same else None
-        shape = other.aval.shape
-        if other in self._moving or len(shape) <= cut.axis or shape[cut.axis] != cut.size:
-            return None
-        return (*jaxprs.replaced(shape, [cut.axis], [0]), other.aval.dtype)
-
-    def _join(self, key: Any) -> list[_Value]:
-        """Joins the sums of a group, if it has all slices. Returns the sums to look at again."""
-        of, axis, _ = key
-        if len(self._groups[key]) < 2 or self._width[key] != of.aval.shape[axis]:
-            return []
-        group = sorted(self._groups[key].values(), key=lambda s: s.cut.lo)
-        if not _covers(group):
-            return []
-        first = group[0]
-        if first.other in self._cuts:
-            others = self._cuts[first.other].of
-        else:
-            others = _Concatenation([s.other for s in group], axis)
-        whole = _Whole((of, others), first.result.aval.update(shape=of.aval.shape))
-        self._moving.add(whole)
-        self._add(whole, whole.operands)
-        again: list[_Value] = [whole]
-        del self._groups[key], self._width[key]
-        for s in group:
-            self._cuts[s.result] = AxisSlice(whole, axis, s.cut.lo, s.cut.hi)
-            self.joined.add(s.result)
-            again += self._readers.get(s.result, ())
-        return again
+    return (*jaxprs.replaced(shape, [cut.axis], [0]), other.aval.dtype)
 
 
-def _covers(group: Sequence[_Sum]) -> bool:
-    """Returns True if the slices are all of an array, each once."""
-    of, axis, *_ = group[0].cut
-    starts = [s.cut.lo for s in group]
-    ends = [s.cut.hi for s in group]
+def _covers(cuts: Sequence[AxisSlice]) -> bool:
+    """Returns True if slices in order are all of an array, each once."""
+    of, axis, *_ = cuts[0]
+    starts = [cut.lo for cut in cuts]
+    ends = [cut.hi for cut in cuts]
     return [*starts, of.aval.shape[axis]] == [0, *ends]
+
+
+def _whole_sum(group: Sequence[_Sum], cuts: Mapping[Var, AxisSlice]) -> dict[Var, AxisSlice]:
+    """Returns the sums of a group as slices of one sum."""
+    eqn, (of, axis, *_), first = group[0]
+    others: Any = Concatenation([added.other for added in group], axis)
+    if first in cuts:
+        others = cuts[first].of
+    whole = Joined(eqn, (of, others), eqn.outvars[0].aval.update(shape=of.aval.shape))
+    slices = {}
+    for added in group:
+        slices[added.eqn.outvars[0]] = added.cut._replace(of=whole)
+    return slices
