@@ -75,4 +75,5 @@ from jrnn.jaxprs.queries import run_jaxprs as run_jaxprs
 from jrnn.jaxprs.queries import scan_counts as scan_counts
 from jrnn.jaxprs.queries import sub_jaxprs as sub_jaxprs
 from jrnn.jaxprs.queries import type_of as type_of
+from jrnn.jaxprs.queries import uses as uses
 from jrnn.jaxprs.queries import with_promotion as with_promotion

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -223,6 +224,14 @@ def readers(eqns: Iterable[Eqn]) -> dict[Var, list[Eqn]]:
         for v in inputs(eqn):
             reading.setdefault(v, []).append(eqn)
     return reading
+
+
+def uses(eqns: Iterable[Eqn], outputs: Iterable[Atom]) -> Counter[Var]:
+    """Returns how often equations and outputs read each variable."""
+    counts = Counter(variables(outputs))
+    for eqn in eqns:
+        counts.update(inputs(eqn))
+    return counts
 
 
 def is_zero(atom: Atom, producers: Mapping[Var, Any]) -> bool:

@@ -5,7 +5,6 @@ Shapes: T time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jrnn import jaxprs
-from jrnn.loops.ir import Loop, Results, RunLoop
+from jrnn.loops.ir import Length, Loop, Results, RunLoop, Values
 
 
 @dataclass(frozen=True)
@@ -29,12 +28,7 @@ class PackedStacks:
     stacks: int
 
     def adapt(
-        self,
-        run: RunLoop,
-        consts: Sequence[Array],
-        init: Sequence[Array],
-        xs: Sequence[Array],
-        length: int | Array,
+        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
     ) -> Results:
         last, packed = run(consts, init, xs, length)
         ys: list[Any] = [None] * self.stacks

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -239,9 +238,7 @@ def _padded_sums(loop: Loop) -> dict[Var, Placed]:
     A gradient adds n cotangents one after the other. So a sum takes the list of its longer operand, and adds the arrays of
     the other one.
     """
-    uses = Counter(jaxprs.variables(loop.outputs))
-    for eqn in loop.eqns:
-        uses.update(jaxprs.inputs(eqn))
+    uses = jaxprs.uses(loop.eqns, loop.outputs)
     placed: dict[Var, Placed] = {}
     read = set(jaxprs.variables(loop.outputs))
     for eqn in loop.eqns:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -25,13 +25,13 @@ from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
-from jrnn.loops.ir import Loop, Results, RunLoop
+from jrnn.loops.ir import Length, Loop, Results, RunLoop, Values
 
 # A value that is not a contraction or a reduction is stacked only up to this size: otherwise adding in place is better.
 _MAX_STACKED_BYTES = 64 * 1024
 _MAX_EQUATIONS = 64  # a sum is moved through at most these equations
 
-Length = int | Array  # T
+DType = Any
 ContractedAxes = tuple[Sequence[int], Sequence[int]]
 Contract = Callable[[Any, Any, ContractedAxes, Any, Any], Any]
 Producers = Mapping[Var, Eqn]  # the equation that computes each variable of the step
@@ -41,9 +41,7 @@ NO_PARTS: StackedParts = {}  # no concatenation is stacked in parts
 
 def added_to_carries(loop: Loop) -> dict[int, tuple[Atom, ...]]:
     """Returns the positions of the carries that only add, `new = old + v + ...`, with the values that they add."""
-    uses = Counter(jaxprs.variables(loop.outputs))
-    for eqn in loop.eqns:
-        uses.update(jaxprs.inputs(eqn))
+    uses = jaxprs.uses(loop.eqns, loop.outputs)
     follows: dict[Var, Eqn] = {}  # the only addition that reads a variable
     for eqn in loop.eqns:
         if primitives.is_addition(eqn):
@@ -58,8 +56,8 @@ def added_to_carries(loop: Loop) -> dict[int, tuple[Atom, ...]]:
             eqn = follows[at]
             added.append(eqn.invars[1] if eqn.invars[0] is at else eqn.invars[0])
             at = eqn.outvars[0]
-        same = all((v.aval.shape, v.aval.dtype) == (old.aval.shape, old.aval.dtype) for v in added)
-        if at is new and uses[new] == 1 and added and same:
+        types = {jaxprs.type_of(v) for v in added}
+        if at is new and uses[new] == 1 and types == {jaxprs.type_of(old)}:
             additions[i] = tuple(added)
     return additions
 
@@ -82,14 +80,13 @@ def sums_without_new_stacks(
     accumulated: dict[int, tuple[Atom, ...]], loop: Loop, stacked: Collection[Var]
 ) -> dict[int, tuple[Atom, ...]]:
     """Returns the sums that need no stacks other than `stacked` and the operands of contractions."""
-    producers = jaxprs.producers(loop.eqns)
     known = set(stacked)
     for values in accumulated.values():
         for v in values:
-            known.update(_operands(v, producers, stacked, contractions_only=True))
+            known.update(_operands(v, loop.producers, stacked, contractions_only=True))
     cheap = {}
     for i, values in accumulated.items():
-        if known.issuperset(sum_operands(values, producers, known)):
+        if known.issuperset(sum_operands(values, loop.producers, known)):
             cheap[i] = values
     return cheap
 
@@ -101,8 +98,10 @@ def common_parts(loop: Loop) -> StackedParts:
     than stacks of two concatenations of three. The parts have one shape, and are joined along the last axis, the only one
     that is not contracted.
     """
-    varying = loop.varying
-    varying_eqns = [e for e in loop.eqns if all(jaxprs.is_in(a, varying) for a in e.invars)]
+    varying_eqns = []
+    for eqn in loop.eqns:
+        if all(jaxprs.is_in(a, loop.varying) for a in eqn.invars):
+            varying_eqns.append(eqn)
     joins = {e.outvars[0]: e.invars for e in varying_eqns if _is_joined_along_last(e)}
 
     # A concatenation counts if contractions over all axes but the last are all that reads it.
@@ -160,9 +159,9 @@ def time_sum(
     stacked: Env,
     env: Env,
     length: Length,
-    dtype: Any,
+    dtype: DType,
     contract: Contract,
-) -> Any:
+) -> Array:
     """Returns the sum over time of `v`.
 
     Args:
@@ -175,44 +174,97 @@ def time_sum(
             dtype too.
         contract: computes contractions over time.
     """
-    done: dict[tuple[Var, Any], Any] = {}
+    return _TimeSums(producers, stacked, env, length, contract).sum_of(v, dtype)
 
-    def sum_of(atom: Atom, dtype: Any) -> Array:
-        if jaxprs.is_literal(atom) or atom in env:
-            return _times_length(jaxprs.value(env, atom).astype(dtype), length)
-        if atom in stacked:
-            return jnp.sum(stacked[atom], axis=0, dtype=dtype)
-        if (atom, dtype) not in done:
-            eqn = producers[atom]
+
+@dataclass
+class _TimeSums:
+    """Sums over time, each of which is computed once. `time_sum` has the attributes."""
+
+    producers: Producers
+    stacked: Env
+    env: Env
+    length: Length
+    contract: Contract
+    done: dict[tuple[Var, DType], Array] = field(default_factory=dict)
+
+    def sum_of(self, atom: Atom, dtype: DType) -> Array:
+        """Returns the sum of a value, in a dtype."""
+        if jaxprs.is_literal(atom) or atom in self.env:
+            return _times_length(jaxprs.value(self.env, atom).astype(dtype), self.length)
+        if atom in self.stacked:
+            return jnp.sum(self.stacked[atom], axis=0, dtype=dtype)
+        if (atom, dtype) not in self.done:
+            eqn = self.producers[atom]
             with jaxprs.in_scope(eqn):
-                passed = through(eqn, dtype)
-            results = passed if eqn.primitive.multiple_results else [passed]
-            for v, result in zip(eqn.outvars, results):
-                done[v, dtype] = result
-        return done[atom, dtype]
+                results = self._results(eqn, dtype)
+            self.done.update(zip([(v, dtype) for v in eqn.outvars], results))
+        return self.done[atom, dtype]
 
-    def contraction(eqn: Eqn, dtype: Any, swap: bool) -> Array:
-        return _contraction(eqn, producers, stacked, env, length, dtype, contract, swap)
-
-    def through(eqn: Eqn, dtype: Any) -> Any:
+    def _results(self, eqn: Eqn, dtype: DType) -> Sequence[Array]:
+        """Returns the sums of the results of an equation: a contraction over time, or the equation of sums."""
         operand = eqn.invars[0]
         if eqn.primitive.name == "convert_element_type":
             narrow = operand.aval.dtype
             narrows = jaxprs.promoted_type(dtype, narrow) != dtype
-            return sum_of(operand, narrow if narrows else dtype).astype(dtype)
+            return [self.sum_of(operand, narrow if narrows else dtype).astype(dtype)]
         if eqn.primitive.name == "dot_general":
-            return contraction(eqn, dtype, swap=False)
-        if jaxprs.is_in(operand, producers) and operand not in stacked:
-            inner = producers[operand]
+            return [self._contraction(eqn, dtype)]
+        if jaxprs.is_in(operand, self.producers) and operand not in self.stacked:
+            inner = self.producers[operand]
             if _is_swapped_dot(eqn, inner):
-                return contraction(inner, dtype, swap=True)
-        if eqn.primitive.name == "reduce_sum" and operand in stacked:
+                return [self._contraction(inner, dtype, swap=True)]
+        if eqn.primitive.name == "reduce_sum" and operand in self.stacked:
             axes = (0, *_after_time(eqn.params["axes"]))
-            return jnp.sum(stacked[operand], axis=axes, dtype=dtype)
-        summed = [sum_of(a, dtype) for a in eqn.invars]
-        return eqn.primitive.bind(*summed, **eqn.params)
+            return [jnp.sum(self.stacked[operand], axis=axes, dtype=dtype)]
+        return jaxprs.bind(eqn, *[self.sum_of(a, dtype) for a in eqn.invars])
 
-    return sum_of(v, dtype)
+    def _stack(self, atom: Atom) -> Any:
+        """Returns the stacked array of an operand, or the arrays of its parts; None for what is the same at all steps."""
+        if jaxprs.is_in(atom, self.stacked):
+            return self.stacked[atom]
+        if not jaxprs.is_in(atom, self.producers) or atom in self.env:
+            return None
+        eqn = self.producers[atom]
+        is_joined = eqn.primitive.name == "concatenate"
+        return [self.stacked[part] for part in eqn.invars] if is_joined else None
+
+    def _contraction(self, eqn: Eqn, dtype: DType, swap: bool = False) -> Array:
+        """Returns the sum over time of a dot: contracts time together with the dot's own axes."""
+        operands = eqn.invars
+        axes, batch = eqn.params["dimension_numbers"]
+        precision = eqn.params["precision"]
+        if swap:
+            operands = operands[::-1]
+            axes = axes[::-1]
+            batch = batch[::-1]
+            precision = precision[::-1] if isinstance(precision, tuple) else precision
+
+        # Of a product with a constant, the other operand is summed first.
+        values = [*map(self._stack, operands)]
+        is_constant = [value is None for value in values]
+        if any(is_constant):
+            const = is_constant.index(True)
+            other = operands[1 - const]
+            values[const] = jaxprs.value(self.env, operands[const])
+            values[1 - const] = self.sum_of(other, other.aval.dtype)
+        else:
+            axes = tuple((0, *_after_time(of_operand)) for of_operand in axes)
+            batch = tuple(map(_after_time, batch))
+
+        accumulate_in = eqn.params["preferred_element_type"]
+        if dtype != eqn.outvars[0].aval.dtype:
+            accumulate_in = dtype
+        sharding = eqn.params.get("out_sharding")
+        if any(is_constant) or batch[0] or sharding is not None:
+            return jax.lax.dot_general(
+                *values,
+                (axes, batch),
+                precision=precision,
+                preferred_element_type=accumulate_in,
+                out_sharding=sharding,
+            )
+        return self.contract(*values, axes, precision, accumulate_in)
 
 
 def accumulator_dtype(dtype: Any) -> Any:
@@ -305,66 +357,6 @@ def _is_swapped_dot(eqn: Eqn, inner: Eqn) -> bool:
     return not lhs_batch and tuple(eqn.params["permutation"]) == (*range(free, rank), *range(free))
 
 
-def _contraction(
-    eqn: Eqn,
-    producers: Producers,
-    stacked: Env,
-    env: Env,
-    length: Length,
-    dtype: Any,
-    contract: Contract,
-    swap: bool = False,
-) -> Any:
-    """Returns the sum over time of a dot: contracts time together with the dot's own axes."""
-    lhs, rhs = eqn.invars
-    axes, batch = eqn.params["dimension_numbers"]
-    precision = eqn.params["precision"]
-    if swap:
-        lhs, rhs = rhs, lhs
-        axes = axes[::-1]
-        batch = batch[::-1]
-        precision = precision[::-1] if isinstance(precision, tuple) else precision
-    operands: Sequence[Atom] = [lhs, rhs]
-
-    # Concatenations that are stacked in parts, and operands that are the same at all steps.
-    apart: dict[Atom, Sequence[Atom]] = {}
-    for a in operands:
-        if not jaxprs.is_in(a, producers) or a in stacked or a in env:
-            continue
-        if producers[a].primitive.name == "concatenate":
-            apart[a] = producers[a].invars
-    const = [a for a in operands if not jaxprs.is_in(a, stacked) and not jaxprs.is_in(a, apart)]
-
-    values: list[Any] = []
-    for a in operands:
-        if const and a is const[0]:
-            values.append(jaxprs.value(env, a))
-        elif const:  # sum the other operand first
-            summed = time_sum(a, producers, stacked, env, length, a.aval.dtype, contract)
-            values.append(summed)
-        elif a in apart:
-            values.append([stacked[part] for part in apart[a]])
-        else:
-            values.append(stacked[a])
-    if not const:
-        axes = tuple((0, *_after_time(of_operand)) for of_operand in axes)
-        batch = tuple(map(_after_time, batch))
-
-    accumulate_in = eqn.params["preferred_element_type"]
-    if dtype != eqn.outvars[0].aval.dtype:
-        accumulate_in = dtype
-    sharding = eqn.params.get("out_sharding")
-    if const or batch[0] or sharding is not None:
-        return jax.lax.dot_general(
-            *values,
-            (axes, batch),
-            precision=precision,
-            preferred_element_type=accumulate_in,
-            out_sharding=sharding,
-        )
-    return contract(*values, axes, precision, accumulate_in)
-
-
 def _after_time(axes: Sequence[int]) -> tuple[int, ...]:
     """The axes of a step's array, in the stacked array."""
     return tuple(a + 1 for a in axes)
@@ -420,12 +412,7 @@ class WideSums:
     narrow: tuple[Any, ...]
 
     def adapt(
-        self,
-        run: RunLoop,
-        consts: Sequence[Array],
-        init: Sequence[Array],
-        xs: Sequence[Array],
-        length: Length,
+        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
     ) -> Results:
         wide_init = list(map(jnp.asarray, init, self.wide))
         last, ys = run(consts, wide_init, xs, length)

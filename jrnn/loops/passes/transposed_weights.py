@@ -36,10 +36,9 @@ def transpose_constant_rhs(loop: Loop) -> Loop:
             return None
         (of_x, _), batch = eqn.params["dimension_numbers"]
         x, matrix = (env[v] for v in eqn.invars)
+        numbers = ((of_x, (0,)), batch)
         with jaxprs.in_scope(eqn):
-            return jaxprs.bind(
-                eqn, x, jnp.transpose(matrix), dimension_numbers=((of_x, (0,)), batch)
-            )
+            return jaxprs.bind(eqn, x, jnp.transpose(matrix), dimension_numbers=numbers)
 
     return loop.rewrite(rule)
 
@@ -53,11 +52,10 @@ def transposed(matrix: Any) -> Any:
 
 def reads_rows(loop: Loop) -> list[Eqn]:
     """Returns the products `x W^T` with a constant matrix."""
-    products = [
-        eqn for eqn in loop.eqns if eqn.primitive.name == "dot_general" and jaxprs.is_by_rows(eqn)
-    ]
-    return [
-        eqn
-        for eqn in products
-        if jaxprs.is_in(eqn.invars[1], loop.consts) and jaxprs.is_in(eqn.invars[0], loop.varying)
-    ]
+    products = []
+    for eqn in loop.eqns:
+        if eqn.primitive.name == "dot_general" and jaxprs.is_by_rows(eqn):
+            x, matrix = eqn.invars
+            if jaxprs.is_in(matrix, loop.consts) and jaxprs.is_in(x, loop.varying):
+                products.append(eqn)
+    return products

@@ -43,8 +43,8 @@ def threefry2x32(eqn: Eqn, first: Array, second: Array, x: Array, y: Array) -> V
 
 def iota_2x32_shape(eqn: Eqn) -> Values:
     shape = eqn.params["shape"]
-    low = lax.iota(jnp.uint32, math.prod(shape))
-    return [jnp.zeros(shape, jnp.uint32), lax.reshape(low, shape)]
+    high = jnp.zeros(shape, jnp.uint32)
+    return [high, lax.reshape(lax.iota(jnp.uint32, math.prod(shape)), shape)]
 
 
 def random_bits(eqn: Eqn, keys: Array) -> Values:

@@ -13,7 +13,7 @@ from jax import Array
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env
 from jrnn.jaxprs.programs import is_explicit
-from jrnn.loops.ir import Loop, Results, RunLoop
+from jrnn.loops.ir import Length, Loop, Results, RunLoop, Values
 from jrnn.loops.passes.canonical.layouts import LayoutChange, StepValue
 from jrnn.loops.passes.canonical.rows import RowAxes
 from jrnn.loops.passes.canonical.rules import evaluated
@@ -36,12 +36,7 @@ class AxisOrder:
     transposed_bytes: int = 0
 
     def adapt(
-        self,
-        run: RunLoop,
-        consts: Sequence[Array],
-        init: Sequence[Array],
-        xs: Sequence[Array],
-        length: int | Array,
+        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
     ) -> Results:
         last, ys = run(
             [change.inward(value) for change, value in zip(self.consts, consts)],

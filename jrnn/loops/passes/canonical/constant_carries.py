@@ -17,7 +17,7 @@ from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.loops.ir import Loop, Results, RunLoop
+from jrnn.loops.ir import Length, Loop, Results, RunLoop, Values
 
 T = TypeVar("T")
 
@@ -37,12 +37,7 @@ class EliminatedCarries:
     reverse: bool
 
     def adapt(
-        self,
-        run: RunLoop,
-        consts: Sequence[Array],
-        init: Sequence[Array],
-        xs: Sequence[Array],
-        length: int | Array,
+        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
     ) -> Results:
         steps = jnp.arange(length)
         steps = length - 1 - steps if self.reverse else steps
@@ -86,14 +81,13 @@ def eliminate_carries(loop: Loop) -> tuple[Loop, EliminatedCarries | None]:
 
     Invariant: every value is unchanged.
     """
-    producers = jaxprs.producers(loop.eqns)
     constants = []
     counters = []
     for i, (v, out) in enumerate(zip(loop.carry, loop.carry_out)):
         if v is out:
             constants.append(i)
-        elif jaxprs.is_in(out, producers):
-            increment = _increment_of(v, producers[out])
+        elif jaxprs.is_in(out, loop.producers):
+            increment = _increment_of(v, loop.producers[out])
             if increment is not None:
                 counters.append((i, increment))
     if not constants and not counters:

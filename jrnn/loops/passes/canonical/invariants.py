@@ -6,15 +6,13 @@ step computes from constants is computed at each step, where once suffices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-
-from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.jaxprs.tangents import is_smooth
-from jrnn.loops.ir import Loop, Results, RunLoop
+from jrnn.loops.ir import Length, Loop, Results, RunLoop, Values
 
 
 @dataclass(frozen=True)
@@ -25,12 +23,7 @@ class HoistedInvariants:
     consts: tuple[Var, ...]
 
     def adapt(
-        self,
-        run: RunLoop,
-        consts: Sequence[Array],
-        init: Sequence[Array],
-        xs: Sequence[Array],
-        length: int | Array,
+        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
     ) -> Results:
         env = dict(zip(self.loop.consts, consts))
         eqns, _ = jaxprs.needed(self.loop.eqns, self.consts, {*self.loop.consts})
@@ -46,10 +39,9 @@ def hoist_invariants(loop: Loop) -> tuple[Loop, HoistedInvariants | None]:
 
     Invariant: every value is unchanged.
     """
-    varying = loop.varying
     repeated_eqns = [e for e in loop.eqns if not _is_computed_once(e)]
     repeated = jaxprs.depends(loop.eqns, jaxprs.results(repeated_eqns))
-    of_constants = jaxprs.depends(loop.eqns, loop.consts).difference(varying, repeated)
+    of_constants = jaxprs.depends(loop.eqns, loop.consts).difference(loop.varying, repeated)
     computed = [e for e in loop.eqns if not of_constants.isdisjoint(e.outvars)]
     if all(map(primitives.is_view, computed)):
         return loop, None

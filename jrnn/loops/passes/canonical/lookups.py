@@ -16,7 +16,7 @@ from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Env, Eqn, Var
-from jrnn.loops.ir import Loop, Results, RunLoop
+from jrnn.loops.ir import Length, Loop, Results, RunLoop, Values
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,7 @@ class HoistedLookups:
     lookups: tuple[Lookup, ...]
 
     def adapt(
-        self,
-        run: RunLoop,
-        consts: Sequence[Array],
-        init: Sequence[Array],
-        xs: Sequence[Array],
-        length: int | Array,
+        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
     ) -> Results:
         env = dict(zip(self.loop.consts, consts))
         stacked = dict(zip(self.loop.xs, xs))

@@ -6,15 +6,14 @@ inputs alone then, and may leave the loop.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import jax
-from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.loops.ir import Loop, Results, RunLoop
+from jrnn.loops.ir import Length, Loop, Results, RunLoop, Values
 from jrnn.loops.passes.arithmetic.draws import RULES
 from jrnn.loops.passes.arithmetic.rewrite import as_arithmetic
 
@@ -34,12 +33,7 @@ class HoistedKeys:
     xs_read: tuple[Var, ...]
 
     def adapt(
-        self,
-        run: RunLoop,
-        consts: Sequence[Array],
-        init: Sequence[Array],
-        xs: Sequence[Array],
-        length: int | Array,
+        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
     ) -> Results:
         values = dict(zip(self.loop.inputs, (*consts, *init, *xs)))
         last_keys, stacked = self.key_loop.run(

@@ -58,7 +58,6 @@ class RowAxes:
         for old, new in zip(loop.carry, loop.carry_out):
             for a in range(old.aval.ndim):
                 self._classes.join(old, a, new, a)
-        moving = loop.varying
         products: list[axes.Axis] = []
         batches: list[axes.Axis] = []
         for eqn in loop.eqns:
@@ -68,7 +67,7 @@ class RowAxes:
                 continue
             axes.join_followed(eqn, self._classes, axes.aligned, ("broadcast_in_dim",), is_unit)
             if eqn.primitive.name == "dot_general":
-                _join_product(eqn, moving, self._classes, products, batches)
+                _join_product(eqn, loop.varying, self._classes, products, batches)
         return products, batches
 
     def _has_all_rows_or_none(self, v: Var) -> bool:
@@ -134,7 +133,7 @@ class RowAxes:
 
 def _join_product(
     eqn: Eqn,
-    moving: Collection[Var],
+    varying: Collection[Var],
     classes: axes.Classes,
     products: list[axes.Axis],
     batches: list[axes.Axis],
@@ -146,13 +145,13 @@ def _join_product(
     contracted, batch = eqn.params["dimension_numbers"]
     for i, j in zip(*contracted):
         classes.join(eqn.invars[0], i, eqn.invars[1], j)
-    moves = [jaxprs.is_in(a, moving) for a in eqn.invars]
-    if all(moves) or not any(moves):
+    varies = [jaxprs.is_in(a, varying) for a in eqn.invars]
+    if all(varies) or not any(varies):
         return
-    const = moves.index(False)
+    const = varies.index(False)
     matrix = eqn.invars[const]
     classes.fix(matrix, [a for a in range(matrix.aval.ndim) if a not in batch[const]])
-    other = moves.index(True)
+    other = 1 - const
     x = eqn.invars[other]
     summed = (*contracted[other], *batch[other])
     products += [(x, a) for a in range(x.aval.ndim) if a not in summed]
