@@ -20,7 +20,7 @@ jrnn.scan
 import numpy as np
 assert not {'flax', 'google', 'jrnn.nets.ops', 'jrnn.nets.lowering'} & set(sys.modules)
 unneeded = {f'jrnn.{name}' for name in (
-    'jaxprs.by_numpy', 'jaxprs.resized', 'loops.affine.chunkwise', 'loops.explanations', 'loops.host',
+    'jaxprs.by_numpy', 'jaxprs.resized', 'loops.affine.chunkwise', 'loops.explanations', 'loops.scan.host',
     'loops.kernels.native.runner', 'loops.ir.derived', 'loops.newton.api',
     'loops.derivatives.online', 'loops.derivatives.residuals', 'loops.passes.gpu_one_kernel',
     'loops.passes.gpu_packed_outputs',

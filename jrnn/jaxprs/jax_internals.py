@@ -77,9 +77,9 @@ XLA_MAKES_ONE_KERNEL = _JAXLIB >= (0, 12)  # XLA:CPU makes one kernel of any loo
 XLA_KEEPS_BARRIERS = _JAXLIB >= (0, 11)  # earlier XLA:CPU drops them before it fuses
 LINEARIZATION_PARTS = 4 + (_JAX >= (0, 11, 1))  # the results of a rule for linearization
 _CHECK_CONTEXTS = int(_JAX >= (0, 11))  # arguments of a rule of `checkify` before the error
-_FIXES_ZEROS = _JAX < (0, 11)  # `jrnn.loops.derivatives.jax_fixes.with_zeros_of_a_step`
-_FIXES_RESIDUALS = _JAX < (0, 12)  # `jrnn.loops.derivatives.jax_fixes.with_inputs_as_residuals`
-_FIXES_CONTEXTS = _JAX >= (0, 11)  # `jrnn.loops.derivatives.jax_fixes.in_context_of_loop`
+_FIXES_ZEROS = _JAX < (0, 11)  # `jrnn.jaxprs.jax_fixes.with_zeros_of_a_step`
+_FIXES_RESIDUALS = _JAX < (0, 12)  # `jrnn.jaxprs.jax_fixes.with_inputs_as_residuals`
+_FIXES_CONTEXTS = _JAX >= (0, 11)  # `jrnn.jaxprs.jax_fixes.in_context_of_loop`
 
 # Private names -------------------------------------------------------------------------------------------------------
 

@@ -16,10 +16,10 @@ from jrnn.loops.wrappers.compiled_calls import compiled_once
 from jrnn.loops.wrappers.recompute import Recompute, hashable
 
 if TYPE_CHECKING:  # the names of _HOMES for type checkers
-    from jrnn.loops import host
     from jrnn.loops.derivatives.online import OnlineGradient, OnlineState, online_gradient
     from jrnn.loops.explanations.explain import Explanation, explain
     from jrnn.loops.newton.api import scan_statistics
+    from jrnn.loops.scan import host
     from jrnn.loops.scan.optimize import optimize_scans, plain_scans, unverified
     from jrnn.loops.while_loops.trips import CHECKPOINTED, Trips
     from jrnn.loops.while_loops.while_loop import while_loop
@@ -28,6 +28,7 @@ _HOMES = {  # module -> the names in it that load lazily
     "explanations.explain": ("Explanation", "explain"),
     "newton.api": ("scan_statistics",),
     "derivatives.online": ("OnlineGradient", "OnlineState", "online_gradient"),
+    "scan": ("host",),
     "scan.optimize": ("optimize_scans", "plain_scans", "unverified"),
     "while_loops.trips": ("CHECKPOINTED", "Trips"),
     "while_loops.while_loop": ("while_loop",),

@@ -20,10 +20,11 @@ from jrnn.jaxprs.jax_internals import are_arrays, cached, metadata_of, scan_p
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.jaxprs.work import TooMuchWork
 from jrnn.loops.costs.bounds import Bounds, bounds_of
-from jrnn.loops.costs.constants import CHUNKS
+from jrnn.loops.costs.constants import BRIEF_SECONDS, CHUNKS
 from jrnn.loops.costs.equation_costs import has_large_products, product_seconds
 from jrnn.loops.costs.estimates import Estimator, Terms, size_in_words, total
 from jrnn.loops.costs.machines import Machine
+from jrnn.loops.costs.target import Target
 from jrnn.loops.ir import (
     Loop,
     Options,
@@ -41,13 +42,12 @@ from jrnn.loops.passes.canonical.axis_order import AxisOrder, normalize_axes
 from jrnn.loops.passes.canonical.constant_carries import eliminate_carries
 from jrnn.loops.passes.canonical.random_keys import HoistedKeys, hoist_random_keys
 from jrnn.loops.passes.canonical.unpack import unpack_carries
-from jrnn.loops.plan import LAX_SCAN, NOTHING_TO_GAIN, Candidate, Plan, Rejected, Target, cheapest
+from jrnn.loops.plan import LAX_SCAN, NOTHING_TO_GAIN, Candidate, Plan, Rejected, cheapest
+from jrnn.loops.strategies import try_associative, try_native
 from jrnn.loops.strategies.context import NO_COST, Context
 from jrnn.loops.strategies.nodes import Adapter, Split, Steps, adapted
 from jrnn.loops.strategies.try_arithmetic import try_arithmetic
-from jrnn.loops.strategies.try_associative import try_associative
 from jrnn.loops.strategies.try_few_kernels import try_few_kernels
-from jrnn.loops.strategies.try_native import try_native
 from jrnn.loops.strategies.try_split import try_split
 from jrnn.loops.strategies.try_unrolled import try_unrolled
 
@@ -56,19 +56,23 @@ Strategy = Callable[[Context], Sequence[Candidate]]  # it may raise `Unsupported
 AUTO = "auto"  # the executor that leaves the choice to `compile_loop`
 SCAN = "scan"  # the strategy that every loop has
 ON_CPU: dict[str, Strategy] = {
-    "associative": try_associative,
+    try_associative.NAME: try_associative.try_associative,
     "arithmetic": try_arithmetic,
-    "native": try_native,
+    try_native.NAME: try_native.try_native,
     "unrolled": try_unrolled,
     SCAN: try_split,
 }
 ON_ACCELERATORS: dict[str, Strategy] = {
-    "associative": try_associative,
+    try_associative.NAME: try_associative.try_associative,
     SCAN: try_few_kernels,
+}
+# Why a strategy cannot run a traced loop, or None. A caller who asks for one of these by name gets it or an error.
+REFUSALS: dict[str, Callable[[Loop], str | None]] = {
+    try_associative.NAME: try_associative.refusal,
+    try_native.NAME: try_native.refusal,
 }
 _AS_WRITTEN = Provenance()
 
-BRIEF_SECONDS = 3e-5  # of all steps of a loop that is left alone
 _MANY_RUNS = 1_000  # of a loop that is in another one, whose number is not known
 _TRANSPOSED_MIN_GAIN = 0.03  # the part of a loop's time that transposed constants must save
 # Transposing a stacked array takes 5 times as long as reading it from a cache: [64, 256, 32] takes 0.2 ms with XLA 0.12.

@@ -26,14 +26,14 @@ from jrnn.jaxprs.jax_internals import (
     current_metadata,
 )
 from jrnn.jaxprs.tangents import is_smooth
-from jrnn.loops.compile import plan_to_differentiate
+from jrnn.loops.compile import compile_loop, plan_to_differentiate
+from jrnn.loops.costs.target import Target
 from jrnn.loops.derivatives import checkpointed
 from jrnn.loops.ir import Provenance, ScanParams, Tag, observers, planning, tag
 from jrnn.loops.passes.canonical.constant_carries import eliminate_carries
 from jrnn.loops.passes.canonical.invariants import hoist_invariants
 from jrnn.loops.passes.canonical.lookups import hoist_lookups
 from jrnn.loops.passes.canonical.shared_operands import join_products
-from jrnn.loops.plan import Target
 from jrnn.loops.strategies.nodes import Steps, adapted
 
 Rule = Callable[..., Any]  # of JAX, for scans
@@ -143,7 +143,7 @@ def in_chunks(loop_tag: Tag, scan: ScanParams, argnums: Sequence[int]) -> Progra
 
 def in_segments(loop_tag: Tag, scan: ScanParams, argnums: Sequence[int]) -> Program | None:
     """Returns a loop whose step is in a `jax.checkpoint` as a few checkpointed segments, if that is estimated to pay."""
-    return checkpointed.in_segments(loop_tag, scan, argnums)
+    return checkpointed.in_segments(loop_tag, scan, argnums, compile_loop)
 
 
 PROGRAMS = (plain_carries, in_chunks, in_segments)

@@ -8,17 +8,12 @@ to JAX's own rule, unchanged. JAX's private names are in `jaxprs/jax_internals.p
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from jrnn.errors import ScanError
-from jrnn.jaxprs import TAG, jax_internals
+from jrnn.jaxprs import TAG, jax_fixes, jax_internals
 from jrnn.jaxprs.jax_internals import (
     LoopRules,
     is_threefry_loop,
@@ -28,11 +23,10 @@ from jrnn.jaxprs.jax_internals import (
     mlir,
 )
 from jrnn.loops.compile import AUTO, SCAN, compile_loop, left_after_error
-from jrnn.loops.costs import machines
-from jrnn.loops.derivatives import jax_fixes
+from jrnn.loops.costs.target import PLATFORMS, Target
 from jrnn.loops.differentiate import with_jvp, with_linearize
-from jrnn.loops.ir import Options, ScanParams, Tag, observers, strict_passes, tag
-from jrnn.loops.plan import PLATFORMS, Plan, Target
+from jrnn.loops.ir import Options, ScanParams, Tag, observers, self_check, tag
+from jrnn.loops.plan import Plan
 
 Rule = Callable[..., Any]
 _is_repeated = ContextVar("is_repeated", default=False)  # the body of a loop is lowered
@@ -64,7 +58,7 @@ def install() -> None:
     if jax_internals.missing:
         missing = jax_internals.missing.items()
         lacks = "; ".join(f"{name} (without it, {without})" for name, without in missing)
-        _warn(f"which lacks names that jrnn needs: {lacks}")
+        self_check.warn(f"which lacks names that jrnn needs: {lacks}")
 
 
 def lower(jax_rule: Rule, platform: str, ctx: Any, *args: Any, **params: Any) -> Any:
@@ -103,13 +97,7 @@ def _tagged(
     if loop_tag is None or is_threefry_loop(params["length"], types):
         return None
     devices, exported = lowered_for(ctx)
-    target = Target(
-        platform=platform,
-        devices=devices,
-        exported=exported,
-        machine=machines.of(platform),
-        repeated=_is_repeated.get(),
-    )
+    target = Target.on(platform, devices, exported, _is_repeated.get())
     return loop_tag, ScanParams.of(params), target
 
 
@@ -139,45 +127,3 @@ def repeating(lower_loop: Rule) -> Rule:
             _is_repeated.reset(token)
 
     return rule
-
-
-@functools.cache
-def check() -> None:
-    """Checks once that a version of JAX that is newer than all tested ones calls the rules. If not, `scan` is JAX's own."""
-    if not tag.rules_available or not jax_internals.is_untested:
-        return
-    try:
-        with ThreadPoolExecutor(1) as thread:  # without the contexts of this one, such as a mesh
-            thread.submit(_check).result()
-    except Exception as error:
-        tag.rules_available = False
-        why = f"{type(error).__name__}: {error}"
-        _warn(f"with which the loops of jrnn are those of jax.lax.scan: {why}")
-
-
-def _check() -> None:
-    """Marks, differentiates and lowers a loop of three steps, which takes 20 ms. Raises if it is not planned."""
-
-    def loss(carry: jax.Array) -> jax.Array:
-        def step(carry: jax.Array, _: None) -> tuple[jax.Array, None]:
-            return jnp.sin(jnp.sin(carry)), None
-
-        with tag.tagged(Tag(Options(recompute=()))):
-            return jax.lax.scan(step, carry, None, length=3)[0]
-
-    with observers.collected() as plans, strict_passes(True):
-        jax.jit(jax.grad(loss)).trace(1.0).lower(lowering_platforms=("cpu",))
-    loops = [plan.loop for plan in plans if plan.chosen is not None]
-    directions = [loop.reverse for loop in loops]
-    assert directions == [False, True], "it does not call jrnn's rules for loops"
-    assert any(map(jax_internals.is_recomputed, loops[1].eqns)), (
-        "what jax.checkpoint computes again has no scope"
-    )
-
-
-def _warn(text: str) -> None:
-    warnings.warn(
-        f"jrnn does not know this version of JAX ({jax.__version__}), {text}. Values are right, and loops may be slow. "
-        "Install a supported version: see pyproject.toml.",
-        stacklevel=3,
-    )

@@ -15,52 +15,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import jax
-
-from jrnn.jaxprs.jax_internals import platform_of
-from jrnn.loops.costs import machines
 from jrnn.loops.costs.bounds import BETWEEN, Bounds, uncertainty
 from jrnn.loops.costs.compilation import added_seconds
 from jrnn.loops.costs.estimates import Estimate, Estimator, size_in_words
-from jrnn.loops.costs.machines import CPU, Machine
+from jrnn.loops.costs.target import Target
 from jrnn.loops.ir import Loop, Results
 from jrnn.loops.ir.description import Description, Item, contractions, described
 
 LAX_SCAN = "lax.scan"  # the name of a plan that leaves the loop to JAX, and of the baseline
 NOTHING_TO_GAIN = "nothing to gain"  # the note of a loop that no candidate makes faster
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # of JAX
 _NOTICED_SECONDS = 0.1  # of compilation that are worth a sentence
 _SHOWN = 2  # the most values of each kind that are printed
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a loop is lowered for.
-
-    Attributes:
-        platform: "cpu", "cuda", "rocm" or "tpu".
-        devices: the number of devices that the program is divided among.
-        exported: it will run elsewhere, where custom calls of this process are unknown.
-        machine: the constants of the cost model.
-        repeated: it is in the body of another loop.
-    """
-
-    platform: str
-    devices: int = 1
-    exported: bool = False
-    machine: Machine = CPU
-    repeated: bool = False
-
-    @property
-    def is_estimated(self) -> bool:
-        """Whether candidates for loops that are lowered are compared by estimates."""
-        return self.platform == "cpu"
-
-    @staticmethod
-    def here() -> Target:
-        """Returns the target of programs of this process, which are not divided."""
-        platform = platform_of(jax.devices()[0].client)
-        return Target(platform, machine=machines.of(platform))
 
 
 class Node(Protocol):

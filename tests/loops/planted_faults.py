@@ -23,9 +23,9 @@ def main(kind):
     from jrnn.loops.compile import compile_loop
     from jrnn.loops.costs import machines
     from jrnn.loops.costs.estimates import Estimate
+    from jrnn.loops.costs.target import Target
     from jrnn.loops.derivatives.residuals import Stacks, step_with_fewer_residuals
     from jrnn.loops.ir import ScanParams, observers, tag
-    from jrnn.loops.plan import Target
 
     if kind == "newton":
 

@@ -27,7 +27,7 @@ import jrnn
 from jrnn import jaxprs
 from jrnn.loops.affine.chunkwise import batched
 from jrnn.loops.compile import plans_in
-from jrnn.loops.plan import Target
+from jrnn.loops.costs.target import Target
 from jrnn.loops.strategies import try_chunks
 
 pytestmark = pytest.mark.usefixtures("rewritten", "batched_chunks")

@@ -20,9 +20,9 @@ from jrnn.bench.sizes import Size
 from jrnn.loops import compile as compiling
 from jrnn.loops import scan
 from jrnn.loops.compile import canonical_form, plans_in
+from jrnn.loops.costs.target import Target
 from jrnn.loops.ir import checked_passes, traced_loops
 from jrnn.loops.passes import split
-from jrnn.loops.plan import Target
 from jrnn.loops.strategies.nodes import Steps, adapted
 
 pytestmark = pytest.mark.usefixtures("rewritten")

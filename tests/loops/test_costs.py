@@ -22,11 +22,12 @@ from jrnn.jaxprs.jax_internals import XLA_MAKES_ONE_KERNEL
 from jrnn.loops.costs import bounds, machines
 from jrnn.loops.costs.bounds import Bounds, memory_bound
 from jrnn.loops.costs.estimates import Estimate, Estimator
+from jrnn.loops.costs.target import Target
 from jrnn.loops.derivatives import residuals
 from jrnn.loops.derivatives.residuals import min_cut
 from jrnn.loops.ir import observers, traced_loops
 from jrnn.loops.passes import Moves, movable, split
-from jrnn.loops.plan import Candidate, Target, cheapest
+from jrnn.loops.plan import Candidate, cheapest
 from jrnn.loops.strategies import try_split
 from jrnn.loops.strategies.nodes import Split, Steps
 from jrnn.loops.strategies.try_arithmetic import arithmetic

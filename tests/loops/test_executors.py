@@ -17,9 +17,9 @@ from jrnn.errors import ScanError
 from jrnn.loops import install, scan
 from jrnn.loops.affine import associative
 from jrnn.loops.compile import compile_loop, plans_in
+from jrnn.loops.costs.target import Target
 from jrnn.loops.ir import ScanParams, tag, traced_loops
 from jrnn.loops.passes import split
-from jrnn.loops.plan import Target
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 

@@ -21,10 +21,10 @@ from jrnn.bench.sizes import Size
 from jrnn.jaxprs import primitives
 from jrnn.loops import install, scan
 from jrnn.loops.compile import compile_loop, plans_in
+from jrnn.loops.costs.target import Target
 from jrnn.loops.ir import Loop
 from jrnn.loops.passes.gpu_one_kernel import one_kernel_per_stage
 from jrnn.loops.passes.gpu_packed_outputs import pack_stacks
-from jrnn.loops.plan import Target
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 

@@ -26,12 +26,12 @@ from jrnn import nn
 from jrnn.errors import ScanError
 from jrnn.loops import scan
 from jrnn.loops.compile import compile_loop
+from jrnn.loops.costs.target import Target
 from jrnn.loops.ir import Options, ScanParams, Unsupported, observers, traced_loops
 from jrnn.loops.kernels.native import library
 from jrnn.loops.kernels.native import program as programs
 from jrnn.loops.kernels.native.operations import Array, View, collapsed, dense
 from jrnn.loops.kernels.native.runner import contract, native_node
-from jrnn.loops.plan import Target
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 

@@ -10,7 +10,7 @@ from by_numpy import by_numpy
 
 from jrnn.loops import scan
 from jrnn.loops.compile import canonical_form, plans_in
-from jrnn.loops.plan import Target
+from jrnn.loops.costs.target import Target
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 

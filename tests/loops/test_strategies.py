@@ -16,7 +16,7 @@ import jrnn
 from jrnn.errors import ScanError
 from jrnn.loops import compile as compiling
 from jrnn.loops.compile import plans_in
-from jrnn.loops.plan import Target
+from jrnn.loops.costs.target import Target
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 

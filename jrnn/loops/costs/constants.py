@@ -202,3 +202,4 @@ NATIVE_KERNEL = NativeKernelCosts()
 TINY_LOOP = TinyLoopCycles()
 CHUNKS = ChunkCosts()
 COMPILATION = CompileSeconds()
+BRIEF_SECONDS = 3e-5  # of all steps of a loop that is left alone: planning it takes longer

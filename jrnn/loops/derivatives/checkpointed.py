@@ -16,19 +16,30 @@ from typing import Any, NamedTuple
 import jax
 
 from jrnn import jaxprs
+from jrnn.jaxprs import Eqn
 from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS, are_arrays, cached, metadata_of, scan_p
 from jrnn.jaxprs.tangents import is_smooth
-from jrnn.loops.compile import BRIEF_SECONDS, compile_loop
 from jrnn.loops.costs.bounds import MIN_GAIN, allowed_bytes, memory_bound
+from jrnn.loops.costs.constants import BRIEF_SECONDS
 from jrnn.loops.costs.estimates import Estimate
-from jrnn.loops.ir import Provenance, Results, ScanParams, Tag, observers, scan_in_pieces, tag
-from jrnn.loops.plan import Plan, Target
-from jrnn.loops.strategies.nodes import Steps
+from jrnn.loops.costs.target import Target
+from jrnn.loops.ir import (
+    Options,
+    Provenance,
+    Results,
+    ScanParams,
+    Tag,
+    observers,
+    scan_in_pieces,
+    tag,
+)
 
 _MAX_SEGMENTS = 4  # each adds loops to the program
 _MIN_STEPS = 4  # of a segment
 
 Run = Callable[..., Sequence[Any]]
+# `(loop, target, options, provenance) -> a Plan`, as `compile.compile_loop`, which stands above this file
+PlanLoop = Callable[[ScanParams, Target, Options, Provenance], Any]
 
 
 class TrainStep(NamedTuple):
@@ -47,14 +58,23 @@ class TrainStep(NamedTuple):
     stored_bytes: int
 
 
-def in_segments(loop_tag: Tag, scan: ScanParams, argnums: Sequence[int]) -> Run | None:
-    """Returns the loop in segments, without the checkpoint in its step; or None to leave it to JAX."""
+def in_segments(
+    loop_tag: Tag, scan: ScanParams, argnums: Sequence[int], plan_loop: PlanLoop
+) -> Run | None:
+    """Returns the loop in segments, without the checkpoint in its step; or None to leave it to JAX.
+
+    Args:
+        loop_tag: the tag of the loop.
+        scan: the loop.
+        argnums: the positions of its arguments that have tangents.
+        plan_loop: plans the loops of which a training step consists, for their estimates.
+    """
     target = Target.here()
     if loop_tag.options.recompute is not None or not target.is_estimated:
         return None
     if not _is_checkpointed(scan):
         return None
-    count = _count_segments(loop_tag, scan, tuple(argnums), target)
+    count = _count_segments(loop_tag, scan, tuple(argnums), target, plan_loop)
     if count is None:
         return None
     how = f"in {count} segments" if count > 1 else "and not computed again"
@@ -98,7 +118,11 @@ def _tagged(loop_tag: Tag, scan: ScanParams, count: int) -> Run:
 
 @cached(256)
 def _count_segments(
-    loop_tag: Tag, scan: ScanParams, argnums: tuple[int, ...], target: Target
+    loop_tag: Tag,
+    scan: ScanParams,
+    argnums: tuple[int, ...],
+    target: Target,
+    plan_loop: PlanLoop,
 ) -> int | None:
     """Returns the fewest segments that fit the bound of memory, if they are faster than the loop with its checkpoint."""
     from jrnn.loops.derivatives.residuals import is_plain
@@ -119,10 +143,15 @@ def _count_segments(
     )
     default = Tag(options, provenance)
     with observers.collected():
-        stored = _train_step(_tagged(loop_tag, scan, 1), scan, argnums, target, default)
+
+        def train_step(run: Run) -> TrainStep | None:
+            loops = _loops_of_training(run, scan, argnums)
+            return None if loops is None else _cost(loops, scan, target, default, plan_loop)
+
+        stored = train_step(_tagged(loop_tag, scan, 1))
         with tag.untagged():
-            as_written = scan.flat(Steps(scan.loop(jaxprs.inlined(scan.jaxpr))).run)
-            by_jax = _train_step(as_written, scan, argnums, target, default)
+            as_written = scan.flat(scan.loop(jaxprs.inlined(scan.jaxpr)).run)
+            by_jax = train_step(as_written)
     if stored is None or by_jax is None:
         return None
     seconds_now = by_jax.forward.seconds + by_jax.reverse.seconds
@@ -151,17 +180,13 @@ def _count_segments(
     return None
 
 
-def _train_step(
-    run: Run, scan: ScanParams, argnums: Sequence[int], target: Target, default: Tag
-) -> TrainStep | None:
-    """Returns what a loop and its reverse loop cost, or None if there are not two loops that are compared with others.
+def _loops_of_training(run: Run, scan: ScanParams, argnums: Sequence[int]) -> list[Eqn] | None:
+    """Returns the forward loop and the reverse loop of a training step, or None if it has not just these two.
 
     Args:
         run: the loop, from all its arguments.
         scan: its parameters.
         argnums: the positions of the arguments that have tangents.
-        target: what it is lowered for.
-        default: of loops that have no tag.
     """
 
     def train(args: Sequence[Any], cotangents: Sequence[Any]) -> Any:
@@ -176,12 +201,26 @@ def _train_step(
     outs = _types_of(scan, body.outvars, scan.n_carry)
     jaxpr = jax.make_jaxpr(train)(args, list(filter(is_smooth, outs))).jaxpr
     loops = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
-    if [eqn.params["reverse"] for eqn in loops] != [scan.reverse, not scan.reverse]:
-        return None
-    plans: list[Plan] = []
+    directions = [eqn.params["reverse"] for eqn in loops]
+    return loops if directions == [scan.reverse, not scan.reverse] else None
+
+
+def _cost(
+    loops: Sequence[Eqn], scan: ScanParams, target: Target, default: Tag, plan_loop: PlanLoop
+) -> TrainStep | None:
+    """Returns what a forward loop and its reverse loop cost, or None if they are not compared with others.
+
+    Args:
+        loops: the two loops.
+        scan: the parameters of the loop that is differentiated.
+        target: what they are lowered for.
+        default: the tag of loops that have none.
+        plan_loop: plans a loop.
+    """
+    plans = []
     for eqn in loops:
         loop_tag = tag.tag_in(metadata_of(eqn)) or default
-        plans.append(compile_loop(ScanParams.of(eqn.params), target, *loop_tag))
+        plans.append(plan_loop(ScanParams.of(eqn.params), target, *loop_tag))
     if any(plan.chosen is None or plan.baseline is None for plan in plans):
         return None
     forward, reverse = plans

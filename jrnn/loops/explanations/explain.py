@@ -12,10 +12,11 @@ from jrnn import jaxprs
 from jrnn.jaxprs import primitives
 from jrnn.loops.compile import plans_in
 from jrnn.loops.costs.estimates import size_in_words
+from jrnn.loops.costs.target import Target
 from jrnn.loops.explanations.memory import temporary_bytes
 from jrnn.loops.ir import observers
 from jrnn.loops.ir.observers import Plans
-from jrnn.loops.plan import Plan, Target
+from jrnn.loops.plan import Plan
 
 _NONE = (
     "no loop of jrnn.scan or optimize_scans() was lowered; call jrnn.scan in place of jax.lax.scan, or decorate the "

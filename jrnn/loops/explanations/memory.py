@@ -7,8 +7,8 @@ from jrnn.jaxprs import Eqn
 from jrnn.jaxprs.jax_internals import ClosedJaxpr, metadata_of, scan_p
 from jrnn.loops.compile import compile_loop
 from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.costs.target import Target
 from jrnn.loops.ir import Loop, ScanParams, tag
-from jrnn.loops.plan import Target
 
 
 def temporary_bytes(closed: ClosedJaxpr, target: Target) -> int | None:

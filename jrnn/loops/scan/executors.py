@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from jrnn.errors import ScanError, near
-from jrnn.loops.affine import associative
-from jrnn.loops.compile import AUTO, ON_CPU, SCAN
+from jrnn.loops.compile import AUTO, ON_CPU, REFUSALS, SCAN
 from jrnn.loops.ir import Loop
-from jrnn.loops.kernels import native
 from jrnn.loops.newton import Newton
-from jrnn.loops.passes import split
 
 ASSOCIATIVE = "associative"
 NATIVE = "native"
@@ -22,12 +18,6 @@ _STORES_STATES = "keeps all states, which recompute forbids"
 _ALL_AT_ONCE = "computes all steps at once, and until stops between them"
 _EXCLUDES_RECOMPUTE = {ASSOCIATIVE: _STORES_STATES, NEWTON: _STORES_STATES}
 _EXCLUDES_UNTIL = {ASSOCIATIVE: _ALL_AT_ONCE, NATIVE: _ALL_AT_ONCE, NEWTON: _ALL_AT_ONCE}
-# The reason why an executor cannot run what remains of a loop when contractions have moved out, or None. A caller who asks
-# for one of these gets an error then, when the loop is traced.
-_REFUSALS: dict[str, Callable[[Loop], str | None]] = {
-    ASSOCIATIVE: associative.refusal,
-    NATIVE: native.refusal,
-}
 # The executors that run a loop as they are asked to, or raise.
 EXECUTORS = (AUTO, SCAN, ASSOCIATIVE, NATIVE, NEWTON)
 
@@ -57,12 +47,12 @@ def check_options(executor: str, recompute: Any, until: Any) -> None:
 
 def may_refuse(executor: str) -> bool:
     """Returns whether an executor that is asked for by name raises where it cannot run a step."""
-    return executor in _REFUSALS
+    return executor in REFUSALS
 
 
 def check_loop(executor: str, loop: Loop) -> None:
     """Raises a ScanError if an executor cannot run a loop."""
-    why = _REFUSALS[executor](split(loop).residual)
+    why = REFUSALS[executor](loop)
     if why is not None:
         raise ScanError(
             f"scan: executor {executor!r} cannot run this step ({why}); use 'auto' or 'scan'"

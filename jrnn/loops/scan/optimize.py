@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager, ContextDecorator, ExitStack, null
 from typing import Any
 
 from jrnn.errors import ScanError
-from jrnn.loops.install import check
-from jrnn.loops.ir import Options, Tag, tag
+from jrnn.loops.ir import Options, Tag, self_check, tag
 from jrnn.loops.scan import executors
 from jrnn.loops.wrappers import recompute, tracing
 
@@ -109,7 +108,9 @@ def optimize_scans(
         process.callback(tracing.tag_everywhere(tag.metadata(of_loops)))
         return process
     context = _Context(
-        lambda: nullcontext(check()), lambda: tag.tagged(of_loops), lambda: tag.plain(False)
+        lambda: nullcontext(self_check.check()),
+        lambda: tag.tagged(of_loops),
+        lambda: tag.plain(False),
     )
     return context if fn is None else context(fn)
 

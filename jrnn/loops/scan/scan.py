@@ -30,8 +30,7 @@ from jrnn.files import plain
 from jrnn.jaxprs import is_known
 from jrnn.jaxprs.jax_internals import is_traced
 from jrnn.loops import newton
-from jrnn.loops.install import check
-from jrnn.loops.ir import Options, Tag, observers, scan_in_pieces, tag, traced_loops
+from jrnn.loops.ir import Options, Tag, observers, scan_in_pieces, self_check, tag, traced_loops
 from jrnn.loops.newton import Newton
 from jrnn.loops.scan import executors
 from jrnn.loops.wrappers import compiled_calls, early_exit, tracing
@@ -387,7 +386,7 @@ def _tagged_scan(call: ScanCall) -> Results:
     if tag.plain.value:
         _check_step(call, call.step, names)
         return jax.lax.scan(call.step, *arguments)
-    check()
+    self_check.check()
     if call.strict and not tag.rules_available:
         raise ScanError(
             f"scan: strict=True, but jrnn does not know this version of JAX ({jax.__version__})"

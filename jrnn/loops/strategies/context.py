@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 from jrnn.loops.costs.bounds import Bounds
 from jrnn.loops.costs.estimates import Estimate, Estimator, Terms
+from jrnn.loops.costs.target import Target
 from jrnn.loops.ir import Loop, Options, Provenance
 from jrnn.loops.passes import Moves, SplitLoop, movable, split
 from jrnn.loops.passes.moves import Dependences
 from jrnn.loops.passes.sums import Contract, dot_as_written, dot_smaller_first
-from jrnn.loops.plan import Candidate, Node, Target
+from jrnn.loops.plan import Candidate, Node
 
 NO_COST = Estimate(0.0, 0)
 

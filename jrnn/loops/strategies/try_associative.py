@@ -47,6 +47,11 @@ def try_associative(context: Context) -> Sequence[Candidate]:
     return [context.candidate(NAME, node, finish=finish)]
 
 
+def refusal(loop: Loop) -> str | None:
+    """Returns why a traced loop cannot be solved, or None."""
+    return associative.refusal(split(loop).residual)
+
+
 def _why_not_solved(residual: Loop, context: Context) -> str | None:
     """Returns the reason why a loop is not solved for all steps at once, or None."""
     if not jaxprs.is_known(residual.length):

@@ -22,12 +22,13 @@ from jrnn.loops.costs.bounds import Bounds
 from jrnn.loops.costs.constants import CHUNKS
 from jrnn.loops.costs.estimates import Estimate, Estimator, size_in_words
 from jrnn.loops.costs.machines import Machine
+from jrnn.loops.costs.target import Target
 from jrnn.loops.ir import Loop, Options, ScanParams, Unsupported, derived
 from jrnn.loops.passes import compose_views
 from jrnn.loops.passes.canonical import SIMPLIFICATIONS, reads_array_literals
 from jrnn.loops.passes.canonical.constant_carries import eliminate_carries
 from jrnn.loops.passes.canonical.unpack import unpack_carries
-from jrnn.loops.plan import LAX_SCAN, Candidate, Plan, Rejected, Target, cheapest
+from jrnn.loops.plan import LAX_SCAN, Candidate, Plan, Rejected, cheapest
 from jrnn.loops.strategies.nodes import Adapter, Steps, adapted
 
 NAME = "chunks"

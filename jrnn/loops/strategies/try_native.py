@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
 from jrnn.loops.costs.equation_costs import LARGE_PRODUCT, is_matvec, is_outer
-from jrnn.loops.ir import Unsupported
-from jrnn.loops.passes import Moves
+from jrnn.loops.ir import Loop, Unsupported
+from jrnn.loops.kernels import native
+from jrnn.loops.passes import Moves, split
 from jrnn.loops.plan import Candidate
 from jrnn.loops.strategies.context import Context
 from jrnn.loops.strategies.nodes import Split
@@ -45,6 +46,11 @@ def try_native(context: Context) -> Sequence[Candidate]:
         if is_requested or kernel.is_worth_a_call(context.target.machine):
             candidates.append(context.candidate(NAME, Split(split_loop, kernel), label))
     return candidates or _nothing(refusal, is_requested)
+
+
+def refusal(loop: Loop) -> str | None:
+    """Returns why a traced loop cannot run so on any CPU, or None."""
+    return native.refusal(split(loop).residual)
 
 
 def _runs_elsewhere(context: Context) -> str:
