@@ -16,7 +16,7 @@ from typing import Any
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.jaxprs.jax_internals import are_arrays, cached, metadata_of, scan_p
+from jrnn.jaxprs.jax_internals import are_arrays, cached
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.jaxprs.work import TooMuchWork
 from jrnn.loops.costs.bounds import Bounds, bounds_of
@@ -77,7 +77,6 @@ _MANY_RUNS = 1_000  # of a loop that is in another one, whose number is not know
 _TRANSPOSED_MIN_GAIN = 0.03  # the part of a loop's time that transposed constants must save
 # Transposing a stacked array takes 5 times as long as reading it from a cache: [64, 256, 32] takes 0.2 ms with XLA 0.12.
 _TRANSPOSING = 5
-_COMPARED_STEPS = 4  # of a loop whose passes are checked
 
 
 def strategies_for(target: Target) -> dict[str, Strategy]:
@@ -103,13 +102,13 @@ def compile_loop(
         why = "it reads or writes Refs, or values of types that are not arrays"
         return Plan.left_to_jax(target, None, why)
     try:
-        program = jaxprs.inlined(scan.jaxpr, jaxprs.LOWERED_CALLS)
+        loop, constants = scan.inlined(jaxprs.LOWERED_CALLS)
         has_checkpoint = any(e.primitive.name in jaxprs.CHECKPOINTS for e in body.eqns)
         recomputes = has_checkpoint and options.recompute is not None
-        loop = replace(scan.loop(program), recomputes=recomputes)
+        loop = replace(loop, recomputes=recomputes)
         with planning.budget(scan.jaxpr):
             plan = _compile(loop, target, options, provenance)
-        return replace(plan, constants=tuple(program.consts))
+        return replace(plan, constants=tuple(constants))
     except Exception as error:
         return left_after_error(error, target, loop)
 
@@ -119,9 +118,10 @@ def _compile(loop: Loop, target: Target, options: Options, provenance: Provenanc
     is_auto = options.executor == AUTO
 
     # 1. Loops that planning cannot make faster.
-    if jaxprs.is_known(loop.length) and loop.length == 0:
+    steps = loop.length if jaxprs.is_known(loop.length) else None
+    if steps == 0:
         return Plan.left_to_jax(target, loop, "it has no steps")
-    if is_auto and not options.strict and _has_one_step(loop):
+    if is_auto and not options.strict and steps == 1:
         return Plan.left_to_jax(target, loop, "it has one step")
 
     # 2. The baseline: the loop as JAX lowers it.
@@ -159,9 +159,9 @@ def _compile(loop: Loop, target: Target, options: Options, provenance: Provenanc
     notes, is_requested = _ask(strategies_for(target), context)
 
     # 6. The cheapest one whose compilation fits the budget; the loop as it is, if it is the cheapest.
+    candidates = context.candidates
     over_budget: Rejected = ()
     while True:
-        candidates = _without(context.candidates, over_budget)
         chosen, rejected = _choose(candidates, context, is_requested)
         rejected = (*rejected, *over_budget)
         refusals = dict.fromkeys(f"not {c.strategy}: {why}" for c, why in over_budget)
@@ -180,14 +180,15 @@ def _compile(loop: Loop, target: Target, options: Options, provenance: Provenanc
             node=adapted(node, adapters),
             strategy=chosen.strategy,
             notes=(*notes, *refusals),
+            chosen=chosen if target.is_estimated else None,
+            rejected=rejected if target.is_estimated else (),
             passes=tuple(passes),
         )
-        if target.is_estimated:
-            plan = replace(plan, chosen=chosen, rejected=rejected)
         plan, too_long = plan.within_budget(options.compile_budget)
         if not too_long:
             return plan
         over_budget = (*over_budget, (chosen, too_long))
+        candidates = [c for c in candidates if c is not chosen]
 
 
 @cached(256)
@@ -257,10 +258,6 @@ def by_steps(loop: Loop, target: Target) -> Candidate:
     return Candidate(LAX_SCAN, cost, Steps(loop))
 
 
-def _has_one_step(loop: Loop) -> bool:
-    return jaxprs.is_known(loop.length) and bool(loop.length == 1)
-
-
 def _is_brief(baseline: Candidate, loop: Loop, target: Target) -> bool:
     """Returns True for a loop that gains less than its lowering takes: `x W^T` takes 1.2 to 1.4 times as long as `x W`."""
     if not target.is_estimated:
@@ -285,60 +282,34 @@ def canonical_form(
     """
     adapters: list[Adapter] = []
     applied: list[str] = []
+
+    def after(rewrite: Callable[[Loop], Any], before: Loop) -> Loop:
+        """Applies a pass, which returns a loop, or a loop and its adapter."""
+        rewritten = rewrite(before)
+        form, adapter = (rewritten, None) if isinstance(rewritten, Loop) else rewritten
+        if adapter is not None:
+            adapters.append(adapter)
+        if adapter is not None or form.eqns != before.eqns:
+            name = getattr(rewrite, "func", rewrite).__name__
+            applied.append(name)
+            if checked_passes.value:
+                from jrnn.loops.ir.derived import check_pass
+
+                check_pass(name, rewrite, before)
+        return form
+
     # Passes that keep the carries and inputs as they are.
     for simplify in SIMPLIFICATIONS:
-        before = loop
-        loop = simplify(before)
-        if loop is not before and loop.eqns != before.eqns:
-            applied.append(simplify.__name__)
-            check_pass(simplify.__name__, simplify, before)
+        loop = after(simplify, loop)
     if reads_array_literals(loop):
         return loop, adapters, applied
     # Passes that change them.
-    passes: list[Callable[[Loop], tuple[Loop, Any]]] = [eliminate_carries]
+    form = after(eliminate_carries, loop)
     if hoists_keys:
-        passes.append(hoist_random_keys)
-    passes += [unpack_carries, functools.partial(normalize_axes, merge=devices == 1)]
-    form = loop
-    for rewrite in passes:
-        before = form
-        form, adapter = rewrite(before)
-        if adapter is not None:
-            adapters.append(adapter)
-        if form is not before:
-            name = getattr(rewrite, "func", rewrite).__name__
-            applied.append(name)
-            check_pass(name, rewrite, before)
-    return (loop if form is loop else compose_views(form)), adapters, applied
-
-
-def check_pass(name: str, rewrite: Callable[[Loop], Any], before: Loop) -> None:
-    """In the context `checked_passes`, raises an AssertionError that names a pass which changes the values of a loop.
-
-    The loop and the rewritten one run for a few steps on small random numbers, values and tangents.
-
-    Args:
-        name: of the pass.
-        rewrite: the pass, which returns a loop, or a loop and its adapter.
-        before: the loop before it.
-    """
-    if not checked_passes.value or not jaxprs.is_known(before.length):
-        return
-    from jrnn.loops.ir import derived
-
-    def derive(small: ScanParams) -> Any:
-        program = jaxprs.inlined(small.jaxpr, jaxprs.LOWERED_CALLS)
-        rewritten = rewrite(small.loop(program))
-        form, adapter = (rewritten, None) if isinstance(rewritten, Loop) else rewritten
-        node = adapted(Steps(form), [] if adapter is None else [adapter])
-
-        def run(consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> Any:
-            return node.run([*program.consts, *consts], init, xs, small.length)
-
-        return run
-
-    agrees, note = derived.validate(ScanParams.of_loop(before, _COMPARED_STEPS), name, derive)
-    assert agrees, f"{name}: {note}"
+        form = after(hoist_random_keys, form)
+    form = after(unpack_carries, form)
+    form = after(functools.partial(normalize_axes, merge=devices == 1), form)
+    return (form if form is loop else compose_views(form)), adapters, applied
 
 
 def _with_transposed_constants(loop: Loop, baseline: Candidate, machine: Machine) -> Loop:
@@ -424,11 +395,6 @@ def _within_memory(context: Context, proposed: Sequence[Candidate]) -> list[Cand
     return fitting
 
 
-def _without(candidates: Sequence[Candidate], rejected: Rejected) -> list[Candidate]:
-    gone = [candidate for candidate, _ in rejected]
-    return [c for c in candidates if not any(c is other for other in gone)]
-
-
 def _choose(
     candidates: Sequence[Candidate], context: Context, is_requested: bool
 ) -> tuple[Candidate, Rejected]:
@@ -442,13 +408,3 @@ def _choose(
         return context.baseline, ()
     chosen = min(candidates, key=lambda candidate: candidate.estimate.seconds)
     return chosen, tuple((c, "slower") for c in candidates if c is not chosen)
-
-
-def plans_in(jaxpr: object, target: Target) -> list[Plan]:
-    """Returns the plans of the tagged loops in a jaxpr, without lowering it."""
-    plans = []
-    for eqn in jaxprs.all_equations(jaxpr):
-        loop_tag = tag.tag_in(metadata_of(eqn)) if eqn.primitive is scan_p else None
-        if loop_tag is not None:
-            plans.append(compile_loop(ScanParams.of(eqn.params), target, *loop_tag))
-    return plans

@@ -28,7 +28,7 @@ from jrnn.jaxprs.jax_internals import (
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.compile import compile_loop, plan_to_differentiate
 from jrnn.loops.costs.target import Target
-from jrnn.loops.derivatives import checkpointed
+from jrnn.loops.derivatives.checkpointed import in_segments
 from jrnn.loops.ir import Provenance, ScanParams, Tag, observers, planning, tag
 from jrnn.loops.passes.canonical.constant_carries import eliminate_carries
 from jrnn.loops.passes.canonical.invariants import hoist_invariants
@@ -46,10 +46,7 @@ def with_linearize(jax_rule: Rule) -> Rule:
 
     @functools.wraps(jax_rule)
     def linearize(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, **params: Any) -> Any:
-        argnums = []
-        for i, (primal, nonzero) in enumerate(zip(primals, nonzeros)):
-            if nonzero and is_smooth(primal):
-                argnums.append(i)
+        argnums = [i for i, nonzero in enumerate(nonzeros) if nonzero and is_smooth(primals[i])]
 
         def transform(run: Program, values: Sequence[Any]) -> Any:
             return jax.linearize(run, *values)
@@ -114,15 +111,15 @@ def _plain_carries(
     body = jaxprs.jaxpr_of(scan.jaxpr)
     if body.effects or not are_arrays([v.aval for v in body.invars]):
         return None
-    program = jaxprs.inlined(scan.jaxpr)
-    moving = [v for v, moves in zip(program.invars, tangents) if moves]
-    loop, eliminated = eliminate_carries(scan.loop(program))
-    loop, lookups = hoist_lookups(loop, {*moving}.intersection(loop.consts))
+    loop, constants = scan.inlined()
+    moving = {v for v, moves in zip(loop.inputs[len(constants) :], tangents) if moves}
+    loop, eliminated = eliminate_carries(loop)
+    loop, lookups = hoist_lookups(loop, moving.intersection(loop.consts))
     loop, invariants = hoist_invariants(join_products(loop))
     if lookups is None and invariants is None:
         return None
     adapters = [a for a in (eliminated, lookups, invariants) if a is not None]
-    return adapted(Steps(loop), adapters).run, program.consts
+    return adapted(Steps(loop), adapters).run, constants
 
 
 def in_chunks(loop_tag: Tag, scan: ScanParams, argnums: Sequence[int]) -> Program | None:
@@ -141,12 +138,7 @@ def in_chunks(loop_tag: Tag, scan: ScanParams, argnums: Sequence[int]) -> Progra
     return _in_context(tag.untagged, scan.flat(plan.node.run, plan.constants))
 
 
-def in_segments(loop_tag: Tag, scan: ScanParams, argnums: Sequence[int]) -> Program | None:
-    """Returns a loop whose step is in a `jax.checkpoint` as a few checkpointed segments, if that is estimated to pay."""
-    return checkpointed.in_segments(loop_tag, scan, argnums, compile_loop)
-
-
-PROGRAMS = (plain_carries, in_chunks, in_segments)
+PROGRAMS = (plain_carries, in_chunks, functools.partial(in_segments, plan_loop=compile_loop))
 
 
 def _replaced(

@@ -25,7 +25,6 @@ from jrnn.loops.ir.description import Description, Item, contractions, described
 LAX_SCAN = "lax.scan"  # the name of a plan that leaves the loop to JAX, and of the baseline
 NOTHING_TO_GAIN = "nothing to gain"  # the note of a loop that no candidate makes faster
 _NOTICED_SECONDS = 0.1  # of compilation that are worth a sentence
-_SHOWN = 2  # the most values of each kind that are printed
 
 
 class Node(Protocol):
@@ -271,12 +270,7 @@ class Plan:
             details: also what the loop writes at each step, values with their lines of code, and the other candidates.
         """
         lines = [f"{self.title}: {self.strategy}"]
-        groups = dict(self.description.moved)
-        if details:
-            groups["written by the loop at each step"] = self.stacked
-        for title, items in groups.items():
-            if items:
-                lines += _item_lines(title, items, details)
+        lines += self.description.lines(details)
         if self.loop is not None and self.description.counts_contractions:
             before = contractions(self.loop.eqns)
             of = f" (lax.scan: {before})" if before != self.contractions else ""
@@ -303,13 +297,3 @@ class Plan:
         if details:
             lines += textwrap.indent(self.comparison, "    ").splitlines()
         return lines
-
-
-def _item_lines(title: str, items: Sequence[Item], details: bool) -> list[str]:
-    values = "1 value" if len(items) == 1 else f"{len(items)} values"
-    lines = [f"  {title}: {values}, {sum(item.bytes for item in items):,} bytes"]
-    if details:
-        lines += [f"    {item}" for item in items[:_SHOWN]]
-        if len(items) > _SHOWN:
-            lines.append(f"    and {len(items) - _SHOWN} more")
-    return lines

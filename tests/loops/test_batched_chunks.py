@@ -26,8 +26,8 @@ from test_matrix_states import (  # noqa: F401
 import jrnn
 from jrnn import jaxprs
 from jrnn.loops.affine.chunkwise import batched
-from jrnn.loops.compile import plans_in
 from jrnn.loops.costs.target import Target
+from jrnn.loops.explanations.explain import plans_in
 from jrnn.loops.strategies import try_chunks
 
 pytestmark = pytest.mark.usefixtures("rewritten", "batched_chunks")

@@ -19,8 +19,9 @@ from jrnn import jaxprs
 from jrnn.bench.sizes import Size
 from jrnn.loops import compile as compiling
 from jrnn.loops import scan
-from jrnn.loops.compile import canonical_form, plans_in
+from jrnn.loops.compile import canonical_form
 from jrnn.loops.costs.target import Target
+from jrnn.loops.explanations.explain import plans_in
 from jrnn.loops.ir import checked_passes, traced_loops
 from jrnn.loops.passes import split
 from jrnn.loops.strategies.nodes import Steps, adapted

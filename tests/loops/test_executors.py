@@ -16,8 +16,9 @@ from jrnn import plain_scans
 from jrnn.errors import ScanError
 from jrnn.loops import install, scan
 from jrnn.loops.affine import associative
-from jrnn.loops.compile import compile_loop, plans_in
+from jrnn.loops.compile import compile_loop
 from jrnn.loops.costs.target import Target
+from jrnn.loops.explanations.explain import plans_in
 from jrnn.loops.ir import ScanParams, tag, traced_loops
 from jrnn.loops.passes import split
 

@@ -20,8 +20,9 @@ from jrnn.bench import measured_cells
 from jrnn.bench.sizes import Size
 from jrnn.jaxprs import primitives
 from jrnn.loops import install, scan
-from jrnn.loops.compile import compile_loop, plans_in
+from jrnn.loops.compile import compile_loop
 from jrnn.loops.costs.target import Target
+from jrnn.loops.explanations.explain import plans_in
 from jrnn.loops.ir import Loop
 from jrnn.loops.passes.gpu_one_kernel import one_kernel_per_stage
 from jrnn.loops.passes.gpu_packed_outputs import pack_stacks

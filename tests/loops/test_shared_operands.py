@@ -9,8 +9,9 @@ import pytest
 from by_numpy import by_numpy
 
 from jrnn.loops import scan
-from jrnn.loops.compile import canonical_form, plans_in
+from jrnn.loops.compile import canonical_form
 from jrnn.loops.costs.target import Target
+from jrnn.loops.explanations.explain import plans_in
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 

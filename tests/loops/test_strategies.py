@@ -15,8 +15,8 @@ from plans_of import scan_plans
 import jrnn
 from jrnn.errors import ScanError
 from jrnn.loops import compile as compiling
-from jrnn.loops.compile import plans_in
 from jrnn.loops.costs.target import Target
+from jrnn.loops.explanations.explain import plans_in
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 

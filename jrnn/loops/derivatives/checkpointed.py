@@ -9,6 +9,7 @@ Shapes: T time.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -16,12 +17,10 @@ from typing import Any, NamedTuple
 import jax
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn
 from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS, are_arrays, cached, metadata_of, scan_p
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.costs.bounds import MIN_GAIN, allowed_bytes, memory_bound
 from jrnn.loops.costs.constants import BRIEF_SECONDS
-from jrnn.loops.costs.estimates import Estimate
 from jrnn.loops.costs.target import Target
 from jrnn.loops.ir import (
     Options,
@@ -30,7 +29,7 @@ from jrnn.loops.ir import (
     ScanParams,
     Tag,
     observers,
-    scan_in_pieces,
+    scan_in_segments,
     tag,
 )
 
@@ -43,19 +42,25 @@ PlanLoop = Callable[[ScanParams, Target, Options, Provenance], Any]
 
 
 class TrainStep(NamedTuple):
-    """What a forward loop and its reverse loop cost.
+    """The plans of a forward loop and of its reverse loop.
 
     Attributes:
-        forward, reverse: the estimates of what is chosen for them.
-        forward_baseline, reverse_baseline: the estimates of the loops as JAX lowers them.
+        forward, reverse: the plans, which have the estimates of what is chosen and of the loops as JAX lowers them.
         stored_bytes: what the reverse loop reads that is not among the inputs of the forward loop.
     """
 
-    forward: Estimate
-    reverse: Estimate
-    forward_baseline: Estimate
-    reverse_baseline: Estimate
+    forward: Any
+    reverse: Any
     stored_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        estimates = (self.forward.chosen.estimate, self.reverse.chosen.estimate)
+        return float(sum(estimate.seconds for estimate in estimates))
+
+    @property
+    def baseline_seconds(self) -> float:
+        return float(self.forward.baseline.seconds + self.reverse.baseline.seconds)
 
 
 def in_segments(
@@ -90,11 +95,9 @@ def _is_checkpointed(scan: ScanParams) -> bool:
     With a policy the user decides what is stored and what is computed again.
     """
     body = jaxprs.jaxpr_of(scan.jaxpr)
-    policies = []
-    for eqn in jaxprs.all_equations(body):
-        if eqn.primitive.name in jaxprs.CHECKPOINTS:
-            policies.append(eqn.params["policy"])
-    if not policies or any(policy is not None for policy in policies):
+    eqns = jaxprs.all_equations(body)
+    policies = [eqn.params["policy"] for eqn in eqns if eqn.primitive.name in jaxprs.CHECKPOINTS]
+    if not policies or policies.count(None) < len(policies):
         return False
     has_steps = jaxprs.is_known(scan.length) and scan.length > 1
     return has_steps and are_arrays([v.aval for v in body.invars])
@@ -102,8 +105,7 @@ def _is_checkpointed(scan: ScanParams) -> bool:
 
 def _tagged(loop_tag: Tag, scan: ScanParams, count: int) -> Run:
     """Returns the loop in segments, each of them a tagged loop, without the checkpoint in its step."""
-    program = jaxprs.inlined(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS)
-    loop = scan.loop(program)
+    loop, constants = scan.inlined(jaxprs.CALLS_AND_CHECKPOINTS)
 
     def run(consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
         def run_segment(carry: Any, xs: Any, steps: int) -> Results:
@@ -111,9 +113,9 @@ def _tagged(loop_tag: Tag, scan: ScanParams, count: int) -> Run:
                 return loop.run(consts, carry, xs, steps)
 
         size = math.ceil(length / count)
-        return scan_in_pieces(run_segment, list(init), list(xs), length, size, loop.reverse)
+        return scan_in_segments(run_segment, list(init), list(xs), length, size, loop.reverse)
 
-    return scan.flat(run, program.consts)
+    return scan.flat(run, constants)
 
 
 @cached(256)
@@ -127,7 +129,7 @@ def _count_segments(
     """Returns the fewest segments that fit the bound of memory, if they are faster than the loop with its checkpoint."""
     from jrnn.loops.derivatives.residuals import is_plain
 
-    loop = scan.loop(jaxprs.inlined(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS))
+    loop, _ = scan.inlined(jaxprs.CALLS_AND_CHECKPOINTS)
     if not is_plain(loop.closed()):
         return None
     consts, _, xs = scan.partition(loop.inputs)
@@ -143,50 +145,63 @@ def _count_segments(
     )
     default = Tag(options, provenance)
     with observers.collected():
-
-        def train_step(run: Run) -> TrainStep | None:
-            loops = _loops_of_training(run, scan, argnums)
-            return None if loops is None else _cost(loops, scan, target, default, plan_loop)
-
+        train_step = functools.partial(
+            _train_step,
+            scan=scan,
+            argnums=argnums,
+            target=target,
+            default=default,
+            plan_loop=plan_loop,
+        )
         stored = train_step(_tagged(loop_tag, scan, 1))
         with tag.untagged():
-            as_written = scan.flat(scan.loop(jaxprs.inlined(scan.jaxpr)).run)
-            by_jax = train_step(as_written)
+            as_written, constants = scan.inlined()
+            by_jax = train_step(scan.flat(as_written.run, constants))
     if stored is None or by_jax is None:
         return None
-    seconds_now = by_jax.forward.seconds + by_jax.reverse.seconds
-    baseline_seconds = by_jax.forward_baseline.seconds + by_jax.reverse_baseline.seconds
     # The outputs and their cotangents are there when the reverse pass begins; later, what its loop makes at a step.
-    memory_now = by_jax.stored_bytes + max(ys_bytes, by_jax.reverse_baseline.memory)
+    memory_now = by_jax.stored_bytes + max(ys_bytes, by_jax.reverse.baseline.memory)
     copied_bytes = xs_bytes + 2 * ys_bytes  # of the segments
     copying = target.machine.reading(copied_bytes, copied_bytes)
     copying += target.machine.writing(copied_bytes, copied_bytes)
     # With more segments than that, each would be left to `jax.lax.scan`, which the loop is not, unless the number is 0.
-    planned = int(by_jax.forward_baseline.seconds / BRIEF_SECONDS) or _MAX_SEGMENTS
+    planned = int(by_jax.forward.baseline.seconds / BRIEF_SECONDS) or _MAX_SEGMENTS
     most = max(1, min(_MAX_SEGMENTS, planned, scan.length // _MIN_STEPS))
     for count in range(1, most + 1):
         if not XLA_KEEPS_BARRIERS and scan.length % count:
             continue
-        seconds = stored.forward.seconds + stored.reverse.seconds
+        seconds = stored.seconds
         if count > 1:
             computed_again = 1 - 1 / count if XLA_KEEPS_BARRIERS else 1
-            seconds += by_jax.forward.seconds * computed_again + copying
-        of_segment = (stored.stored_bytes - ys_bytes + stored.reverse.memory) / count
+            seconds += by_jax.forward.chosen.estimate.seconds * computed_again + copying
+        of_segment = (
+            stored.stored_bytes - ys_bytes + stored.reverse.chosen.estimate.memory
+        ) / count
         bound = memory_bound(
-            options.memory, memory_now, seconds / baseline_seconds, allowed_bytes(loop)
+            options.memory, memory_now, seconds / by_jax.baseline_seconds, allowed_bytes(loop)
         )
-        if ys_bytes + of_segment <= bound and seconds < (1 - MIN_GAIN) * seconds_now:
+        if ys_bytes + of_segment <= bound and seconds < (1 - MIN_GAIN) * by_jax.seconds:
             return count
     return None
 
 
-def _loops_of_training(run: Run, scan: ScanParams, argnums: Sequence[int]) -> list[Eqn] | None:
-    """Returns the forward loop and the reverse loop of a training step, or None if it has not just these two.
+def _train_step(
+    run: Run,
+    scan: ScanParams,
+    argnums: Sequence[int],
+    target: Target,
+    default: Tag,
+    plan_loop: PlanLoop,
+) -> TrainStep | None:
+    """Returns the plans of a loop and its reverse loop, or None if there are not two loops that are compared with others.
 
     Args:
         run: the loop, from all its arguments.
         scan: its parameters.
         argnums: the positions of the arguments that have tangents.
+        target: what it is lowered for.
+        default: of loops that have no tag.
+        plan_loop: plans each of the two.
     """
 
     def train(args: Sequence[Any], cotangents: Sequence[Any]) -> Any:
@@ -201,22 +216,8 @@ def _loops_of_training(run: Run, scan: ScanParams, argnums: Sequence[int]) -> li
     outs = _types_of(scan, body.outvars, scan.n_carry)
     jaxpr = jax.make_jaxpr(train)(args, list(filter(is_smooth, outs))).jaxpr
     loops = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
-    directions = [eqn.params["reverse"] for eqn in loops]
-    return loops if directions == [scan.reverse, not scan.reverse] else None
-
-
-def _cost(
-    loops: Sequence[Eqn], scan: ScanParams, target: Target, default: Tag, plan_loop: PlanLoop
-) -> TrainStep | None:
-    """Returns what a forward loop and its reverse loop cost, or None if they are not compared with others.
-
-    Args:
-        loops: the two loops.
-        scan: the parameters of the loop that is differentiated.
-        target: what they are lowered for.
-        default: the tag of loops that have none.
-        plan_loop: plans a loop.
-    """
+    if [eqn.params["reverse"] for eqn in loops] != [scan.reverse, not scan.reverse]:
+        return None
     plans = []
     for eqn in loops:
         loop_tag = tag.tag_in(metadata_of(eqn)) or default
@@ -225,13 +226,7 @@ def _cost(
         return None
     forward, reverse = plans
     read_bytes = scan.length * sum(map(jaxprs.nbytes, reverse.loop.xs))
-    return TrainStep(
-        forward=forward.chosen.estimate,
-        reverse=reverse.chosen.estimate,
-        forward_baseline=forward.baseline,
-        reverse_baseline=reverse.baseline,
-        stored_bytes=max(read_bytes - default.provenance.xs_bytes, 0),
-    )
+    return TrainStep(forward, reverse, max(read_bytes - default.provenance.xs_bytes, 0))
 
 
 def _types_of(scan: ScanParams, variables: Sequence[Any], fixed: int) -> list[Any]:

@@ -10,11 +10,12 @@ import jax
 
 from jrnn import jaxprs
 from jrnn.jaxprs import primitives
-from jrnn.loops.compile import plans_in
+from jrnn.jaxprs.jax_internals import metadata_of, scan_p
+from jrnn.loops.compile import compile_loop
 from jrnn.loops.costs.estimates import size_in_words
 from jrnn.loops.costs.target import Target
 from jrnn.loops.explanations.memory import temporary_bytes
-from jrnn.loops.ir import observers
+from jrnn.loops.ir import ScanParams, observers, tag
 from jrnn.loops.ir.observers import Plans
 from jrnn.loops.plan import Plan
 
@@ -195,3 +196,13 @@ def _lower(traced: Any, plans: Plans) -> None:
         return
     for plan in plans_in(traced.jaxpr.jaxpr, Target.here()):
         plans.record(plan)
+
+
+def plans_in(jaxpr: object, target: Target) -> list[Plan]:
+    """Returns the plans of the tagged loops in a jaxpr, without lowering it."""
+    plans = []
+    for eqn in jaxprs.all_equations(jaxpr):
+        loop_tag = tag.tag_in(metadata_of(eqn)) if eqn.primitive is scan_p else None
+        if loop_tag is not None:
+            plans.append(compile_loop(ScanParams.of(eqn.params), target, *loop_tag))
+    return plans

@@ -21,20 +21,9 @@ def temporary_bytes(closed: ClosedJaxpr, target: Target) -> int | None:
     if not target.is_estimated:
         return None
     program = jaxprs.inlined(closed, jaxprs.CALLS_AND_CHECKPOINTS)
-    inputs = {*program.invars, *program.constvars}
-    eqns, _ = jaxprs.needed(program.eqns, program.outvars, inputs, effects=True)
-    once = Loop(
-        eqns=tuple(eqns),
-        consts=program.constvars,
-        carry=(),
-        xs=program.invars,
-        carry_out=(),
-        ys=program.outvars,
-        length=1,
-        reverse=False,
-        unroll=1,
-    )
-    return _Estimator(once, target).part(eqns, program.outvars, all_steps=True).peak_bytes
+    once = ScanParams(closed, n_consts=0, n_carry=0, length=1, reverse=False).loop(program)
+    once = once.with_eqns(once.eqns, once.outputs)  # without what is dead
+    return _Estimator(once, target).part(once.eqns, once.outputs, all_steps=True).peak_bytes
 
 
 class _Estimator(Estimator):

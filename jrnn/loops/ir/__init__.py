@@ -8,7 +8,6 @@ from jrnn.loops.ir.loop import (
     Loop,
     Results,
     RunLoop,
-    ScanParams,
     Values,
     checked_passes,
     strict_passes,
@@ -16,11 +15,12 @@ from jrnn.loops.ir.loop import (
 from jrnn.loops.ir.scans import (
     FlatScan,
     RunSome,
+    ScanParams,
     StepFn,
     Tree,
     promoted,
     scan_in_chunks,
-    scan_in_pieces,
+    scan_in_segments,
     traced_loops,
 )
 from jrnn.loops.ir.tag import Options, Provenance, Tag
@@ -45,7 +45,7 @@ __all__ = [
     "checked_passes",
     "promoted",
     "scan_in_chunks",
-    "scan_in_pieces",
+    "scan_in_segments",
     "strict_passes",
     "traced_loops",
 ]

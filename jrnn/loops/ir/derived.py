@@ -28,7 +28,8 @@ from jrnn.jaxprs.resized import resized
 from jrnn.jaxprs.tangents import is_smooth, pushed
 from jrnn.jaxprs.work import TooMuchWork
 from jrnn.loops.ir import observers, tag
-from jrnn.loops.ir.loop import ScanParams, strict_passes
+from jrnn.loops.ir.loop import Loop, strict_passes
+from jrnn.loops.ir.scans import ScanParams
 
 Array = jax.Array | np.ndarray[Any, Any]
 Aval = Any  # the type of an array
@@ -47,6 +48,7 @@ class Comparison(NamedTuple):
         max_numbers: random numbers.
         operation_work: the overhead of an operation of numpy, in elements.
         operations_per_element: of a product, in the time of one element.
+        steps_of_passes: the steps for which a pass is compared.
     """
 
     tolerance: float = 1e-9
@@ -56,6 +58,7 @@ class Comparison(NamedTuple):
     max_numbers: float = 1e6
     operation_work: float = 1e4
     operations_per_element: float = 8
+    steps_of_passes: int = 4
 
 
 COMPARISON = Comparison()
@@ -302,3 +305,31 @@ def scanned(step: Function, scan: ScanParams) -> Run:
         return jax.lax.scan(scan_step, list(init), list(xs), scan.length, reverse=scan.reverse)
 
     return run
+
+
+def check_pass(name: str, rewrite: Callable[[Loop], Any], before: Loop) -> None:
+    """Raises an AssertionError that names a pass which changes the values of a loop, for the context `checked_passes`.
+
+    The loop and the rewritten one run for a few steps on small random numbers, values and tangents.
+
+    Args:
+        name: of the pass.
+        rewrite: the pass, which returns a loop, or a loop and its adapter.
+        before: the loop before it.
+    """
+    if not jaxprs.is_known(before.length):
+        return
+
+    def derive(small: ScanParams) -> Run:
+        loop, constants = small.inlined(jaxprs.LOWERED_CALLS)
+        rewritten = rewrite(loop)
+        form, adapter = (rewritten, None) if isinstance(rewritten, Loop) else rewritten
+
+        def run(consts: Flat, init: Flat, xs: Flat) -> tuple[Flat, Flat]:
+            arguments = ([*constants, *consts], init, xs, small.length)
+            return form.run(*arguments) if adapter is None else adapter.adapt(form.run, *arguments)
+
+        return run
+
+    agrees, note = validate(ScanParams.of_loop(before, COMPARISON.steps_of_passes), name, derive)
+    assert agrees, f"{name}: {note}"

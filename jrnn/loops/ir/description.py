@@ -11,6 +11,8 @@ from jrnn.jaxprs.jax_internals import scopes, source_line
 from jrnn.loops.ir import observers
 from jrnn.loops.ir.loop import Loop
 
+_SHOWN = 2  # the most values of each kind that are printed
+
 
 class Item(NamedTuple):
     """One value of a step: its primitive, its place in the user's code, its type, and its bytes over all steps."""
@@ -73,14 +75,30 @@ class Description(NamedTuple):
     obstacles: tuple[str, ...] = ()
     counts_contractions: bool = True
 
-    @property
-    def moved(self) -> dict[str, tuple[Item, ...]]:
-        """The values that left the loop, by where they are computed."""
-        return {
+    def lines(self, details: bool) -> list[str]:
+        """Returns the values that left the loop, by where they are computed.
+
+        Args:
+            details: also each value, with its line of code, and the values that the loop writes.
+        """
+        groups = {
             "computed for all steps before the loop": self.hoisted,
             "computed for all steps after the loop": self.sunk,
             "summed after the loop instead of carried": self.accumulated,
         }
+        if details:
+            groups["written by the loop at each step"] = self.stacked
+        lines = []
+        for title, values in groups.items():
+            if not values:
+                continue
+            count = "1 value" if len(values) == 1 else f"{len(values)} values"
+            lines.append(f"  {title}: {count}, {sum(item.bytes for item in values):,} bytes")
+            if details:
+                lines += [f"    {item}" for item in values[:_SHOWN]]
+                if len(values) > _SHOWN:
+                    lines.append(f"    and {len(values) - _SHOWN} more")
+        return lines
 
 
 def described(loop: Loop, *remarks: str) -> Description:

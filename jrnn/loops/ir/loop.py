@@ -9,7 +9,7 @@ Passes are functions from `Loop` to `Loop`. Variables, atoms (variables or liter
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import LOWERED_CALLS, Atom, Env, Eqn, Names, Program, Var, named, primitives
-from jrnn.jaxprs.jax_internals import ClosedJaxpr, are_arrays, calling
+from jrnn.jaxprs.jax_internals import are_arrays, calling
 
 Values = Sequence[Any]  # arrays
 Length = Any  # an integer, or a symbolic dimension of `jax.export`
@@ -211,81 +211,3 @@ class Loop:
             ys=program.outvars[n_carry:],
         )
         return traced.verify() if strict_passes.value else traced
-
-
-@dataclass(frozen=True)
-class ScanParams:
-    """The parameters of a scan's equation.
-
-    Attributes:
-        jaxpr: the step, a closed jaxpr from constants, carries and inputs to new carries and outputs.
-        n_consts, n_carry: the numbers of constants and carries.
-        length, reverse, unroll: those of `jax.lax.scan`.
-    """
-
-    jaxpr: ClosedJaxpr
-    n_consts: int
-    n_carry: int
-    length: Length
-    reverse: bool
-    unroll: int = 1
-
-    @staticmethod
-    def of(params: dict[str, Any]) -> ScanParams:
-        """Returns the parameters of JAX's equation."""
-        n_consts, n_carry = jaxprs.scan_counts(params)
-        return ScanParams(
-            jaxpr=params["jaxpr"],
-            n_consts=n_consts,
-            n_carry=n_carry,
-            length=params["length"],
-            reverse=params["reverse"],
-            unroll=params["unroll"],
-        )
-
-    @staticmethod
-    def of_loop(loop: Loop, length: Length = None) -> ScanParams:
-        """Returns the parameters of an equation that runs a loop, or some number of its steps."""
-        return ScanParams(
-            jaxpr=loop.closed(),
-            n_consts=len(loop.consts),
-            n_carry=len(loop.carry),
-            length=length or loop.length,
-            reverse=loop.reverse,
-            unroll=loop.unroll,
-        )
-
-    def partition(self, values: Values) -> tuple[Values, Values, Values]:
-        """Returns the constants, the carries and the inputs of a list of all."""
-        end = self.n_consts + self.n_carry
-        return values[: self.n_consts], values[self.n_consts : end], values[end:]
-
-    def flat(
-        self, run: Callable[..., Iterable[Any]], values: Values = ()
-    ) -> Callable[..., list[Array]]:
-        """Returns a function of a list of all, from one of constants, carries, inputs and the length.
-
-        `values` has the values of constants that are not in the list, which come first.
-        """
-
-        def flat(*args: Array) -> list[Array]:
-            consts, init, xs = self.partition(args)
-            carry, ys = run([*values, *consts], init, xs, self.length)
-            return [*carry, *ys]
-
-        return flat
-
-    def loop(self, program: jaxprs.Program) -> Loop:
-        """Returns the loop of the step as a program, whose own constants (`program.consts`) are first in `Loop.consts`."""
-        consts, carry, xs = self.partition(program.invars)
-        return Loop(
-            eqns=program.eqns,
-            consts=(*program.constvars, *consts),
-            carry=tuple(carry),
-            xs=tuple(xs),
-            carry_out=program.outvars[: self.n_carry],
-            ys=program.outvars[self.n_carry :],
-            length=self.length,
-            reverse=self.reverse,
-            unroll=self.unroll,
-        )

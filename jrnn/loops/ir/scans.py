@@ -1,4 +1,4 @@
-"""Scans of pytrees: as scans of flat lists, and as loops over chunks of steps.
+"""Scans of JAX: the parameters of an equation, scans of pytrees as scans of flat lists, and loops over chunks of steps.
 
 Shapes: T time.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -15,9 +16,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jrnn import jaxprs
-from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS, scan_p
+from jrnn.jaxprs import Program
+from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS, ClosedJaxpr, scan_p
+from jrnn.jaxprs.programs import Calls
 from jrnn.loops.ir import tag
-from jrnn.loops.ir.loop import Loop, ScanParams
+from jrnn.loops.ir.loop import Length, Loop, Values
 
 # A pytree of arrays, such as a carry.
 Tree = Any
@@ -27,6 +30,89 @@ StepFn = Callable[[Tree, Tree], tuple[Tree, Tree]]
 RunSome = Callable[[Tree, Tree, int], tuple[Tree, Tree]]
 # Up to this number of checkpointed segments are unrolled, since a loop copies its buffers.
 MAX_UNROLLED_SEGMENTS = 3
+
+
+@dataclass(frozen=True)
+class ScanParams:
+    """The parameters of a scan's equation.
+
+    Attributes:
+        jaxpr: the step, a closed jaxpr from constants, carries and inputs to new carries and outputs.
+        n_consts, n_carry: the numbers of constants and carries.
+        length, reverse, unroll: those of `jax.lax.scan`.
+    """
+
+    jaxpr: ClosedJaxpr
+    n_consts: int
+    n_carry: int
+    length: Length
+    reverse: bool
+    unroll: int = 1
+
+    @staticmethod
+    def of(params: dict[str, Any]) -> ScanParams:
+        """Returns the parameters of JAX's equation."""
+        n_consts, n_carry = jaxprs.scan_counts(params)
+        return ScanParams(
+            jaxpr=params["jaxpr"],
+            n_consts=n_consts,
+            n_carry=n_carry,
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+
+    @staticmethod
+    def of_loop(loop: Loop, length: Length = None) -> ScanParams:
+        """Returns the parameters of an equation that runs a loop, or some number of its steps."""
+        return ScanParams(
+            jaxpr=loop.closed(),
+            n_consts=len(loop.consts),
+            n_carry=len(loop.carry),
+            length=length or loop.length,
+            reverse=loop.reverse,
+            unroll=loop.unroll,
+        )
+
+    def partition(self, values: Values) -> tuple[Values, Values, Values]:
+        """Returns the constants, the carries and the inputs of a list of all."""
+        end = self.n_consts + self.n_carry
+        return values[: self.n_consts], values[self.n_consts : end], values[end:]
+
+    def flat(
+        self, run: Callable[..., Iterable[Any]], values: Values = ()
+    ) -> Callable[..., list[Array]]:
+        """Returns a function of a list of all, from one of constants, carries, inputs and the length.
+
+        `values` has the values of constants that are not in the list, which come first.
+        """
+
+        def flat(*args: Array) -> list[Array]:
+            consts, init, xs = self.partition(args)
+            carry, ys = run([*values, *consts], init, xs, self.length)
+            return [*carry, *ys]
+
+        return flat
+
+    def inlined(self, calls: Calls = jaxprs.CALLS) -> tuple[Loop, tuple[Any, ...]]:
+        """Returns the loop with calls inlined, and the values of its first constants, which the step closes over."""
+        program = jaxprs.inlined(self.jaxpr, calls)
+        return self.loop(program), program.consts
+
+    def loop(self, program: Program) -> Loop:
+        """Returns the loop of the step as a program, whose own constants (`program.consts`) are first in `Loop.consts`."""
+        consts, carry, xs = self.partition(program.invars)
+        return Loop(
+            eqns=program.eqns,
+            consts=(*program.constvars, *consts),
+            carry=tuple(carry),
+            xs=tuple(xs),
+            carry_out=program.outvars[: self.n_carry],
+            ys=program.outvars[self.n_carry :],
+            length=self.length,
+            reverse=self.reverse,
+            unroll=self.unroll,
+        )
 
 
 class FlatScan(NamedTuple):
@@ -85,8 +171,8 @@ def traced_loops(fn: Callable[..., Any], *args: Any) -> list[Loop]:
     loops = []
     for eqn in jax.make_jaxpr(fn)(*args).jaxpr.eqns:
         if eqn.primitive is scan_p:
-            scan = ScanParams.of(eqn.params)
-            loops.append(scan.loop(jaxprs.inlined(scan.jaxpr, jaxprs.LOWERED_CALLS)))
+            loop, _ = ScanParams.of(eqn.params).inlined(jaxprs.LOWERED_CALLS)
+            loops.append(loop)
     return loops
 
 
@@ -156,7 +242,7 @@ def scan_in_chunks(
     return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), head_ys, tail_ys)
 
 
-def scan_in_pieces(
+def scan_in_segments(
     run: RunSome, carry: Tree, xs: Tree, steps: int, size: int, reverse: bool
 ) -> tuple[Tree, Tree]:
     """Runs a loop in segments. All but the last one are a `jax.checkpoint`, whose first carry alone is a residual.

@@ -17,7 +17,6 @@ Shapes: T time, N batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -27,10 +26,9 @@ import numpy as np
 
 from jrnn.errors import ScanError
 from jrnn.files import plain
-from jrnn.jaxprs import is_known
 from jrnn.jaxprs.jax_internals import is_traced
 from jrnn.loops import newton
-from jrnn.loops.ir import Options, Tag, observers, scan_in_pieces, self_check, tag, traced_loops
+from jrnn.loops.ir import Options, Tag, observers, scan_in_segments, self_check, tag, traced_loops
 from jrnn.loops.newton import Newton
 from jrnn.loops.scan import executors
 from jrnn.loops.wrappers import compiled_calls, early_exit, tracing
@@ -350,26 +348,17 @@ def _scan_in_segments(call: ScanCall) -> Results:
     """6. Runs the loop in segments, if `recompute` is a number of checkpoints. The carries between them are residuals, and
     what the last segment stores."""
     recompute = call.recompute
-    steps = call.steps
     if recompute != "sqrt" and not isinstance(recompute, (int, np.integer)):
         return _tagged_scan(call)
 
     def run(carry: Any, xs: Any, steps: Any) -> Results:
         return _tagged_scan(call._replace(init=carry, xs=xs, length=steps, recompute=None))
 
-    if steps is not None and not is_known(steps):
-        raise ScanError(
-            f"scan: recompute={recompute!r} divides the steps, but their number ({steps}) is symbolic; "
-            "give recompute='contractions' or None, or export with a fixed number"
-        )
-    if steps is None or steps < 2 or jax.config.jax_disable_jit:
-        return run(call.init, call.xs, call.length)
+    size = recomputation.segment_size(recompute, call.steps)
     # Tracing raises the errors of `jax.lax.scan`, and finds side effects and Refs: such a step must not run a second time.
-    if jax.make_jaxpr(lambda: run(call.init, call.xs, call.length))().effects:
+    if size is None or jax.make_jaxpr(lambda: run(call.init, call.xs, call.length))().effects:
         return run(call.init, call.xs, call.length)
-    count = math.isqrt(steps) if recompute == "sqrt" else int(recompute)
-    size = math.ceil(steps / min(count, steps))
-    return scan_in_pieces(run, call.init, call.xs, steps, size, call.reverse)
+    return scan_in_segments(run, call.init, call.xs, call.steps, size, call.reverse)
 
 
 def _tagged_scan(call: ScanCall) -> Results:

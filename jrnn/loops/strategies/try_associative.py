@@ -75,12 +75,11 @@ def _why_not_solved(residual: Loop, context: Context) -> str | None:
 
 def _solved(scan: ScanParams) -> Any:
     """Returns what solves a loop at once, for its comparison with the loop; None if it is not affine."""
-    program = jaxprs.inlined(scan.jaxpr, jaxprs.LOWERED_CALLS)
-    loop = scan.loop(program)
+    loop, constants = scan.inlined(jaxprs.LOWERED_CALLS)
     if associative.refusal(loop) is not None:
         return None
 
     def run(consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> Any:
-        return AssociativeSolve(loop).run([*program.consts, *consts], init, xs, scan.length)
+        return AssociativeSolve(loop).run([*constants, *consts], init, xs, scan.length)
 
     return run

@@ -5,9 +5,11 @@ Shapes: T time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from jrnn import jaxprs
@@ -65,6 +67,19 @@ def check_names(names: Collection[str], eqns: Sequence[Eqn]) -> None:
                 f"scan: recompute names {name!r}, but the step gives no value that name ({names_known}){near(name, known)}; "
                 f"give it one with jax.ad_checkpoint.checkpoint_name"
             )
+
+
+def segment_size(recompute: Any, steps: Any) -> int | None:
+    """Returns the most steps of a segment for "sqrt" or a number of checkpoints, or None if the loop is not divided."""
+    if steps is not None and not jaxprs.is_known(steps):
+        raise ScanError(
+            f"scan: recompute={recompute!r} divides the steps, but their number ({steps}) is symbolic; "
+            "give recompute='contractions' or None, or export with a fixed number"
+        )
+    if steps is None or steps < 2 or jax.config.jax_disable_jit:
+        return None
+    count = math.isqrt(steps) if recompute == "sqrt" else int(recompute)
+    return math.ceil(steps / min(count, steps))
 
 
 def not_stored(
