@@ -118,10 +118,9 @@ def _compile(loop: Loop, target: Target, options: Options, provenance: Provenanc
     is_auto = options.executor == AUTO
 
     # 1. Loops that planning cannot make faster.
-    steps = loop.length if jaxprs.is_known(loop.length) else None
-    if steps == 0:
+    if jaxprs.is_known(loop.length) and loop.length == 0:
         return Plan.left_to_jax(target, loop, "it has no steps")
-    if is_auto and not options.strict and steps == 1:
+    if is_auto and not options.strict and _has_one_step(loop):
         return Plan.left_to_jax(target, loop, "it has one step")
 
     # 2. The baseline: the loop as JAX lowers it.
@@ -256,6 +255,10 @@ def by_steps(loop: Loop, target: Target) -> Candidate:
     """Returns the baseline: the candidate that leaves a loop to `jax.lax.scan`."""
     cost = Estimator(loop, target.machine).whole() if target.is_estimated else NO_COST
     return Candidate(LAX_SCAN, cost, Steps(loop))
+
+
+def _has_one_step(loop: Loop) -> bool:
+    return jaxprs.is_known(loop.length) and bool(loop.length == 1)
 
 
 def _is_brief(baseline: Candidate, loop: Loop, target: Target) -> bool:
