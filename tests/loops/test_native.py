@@ -31,7 +31,7 @@ from jrnn.loops.ir import Options, ScanParams, Unsupported, observers, traced_lo
 from jrnn.loops.kernels.native import library
 from jrnn.loops.kernels.native import program as programs
 from jrnn.loops.kernels.native.operations import Array, View, collapsed, dense
-from jrnn.loops.kernels.native.runner import contract, native_node
+from jrnn.loops.kernels.native.runner import Native, contract
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 
@@ -198,7 +198,7 @@ def test_masks_agree(options):
 def test_every_instruction_set_and_number_of_threads_computes_the_same_rows(rows):
     p = weights(x=(T, rows, D), h0=(rows, H), c0=(rows, H))
     (loop,) = traced_loops(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
-    runner = native_node(loop)
+    runner = Native(programs.program_of(loop))
     args = [[p[k] for k in ("wx", "wh", "b")], [p["h0"], p["c0"]], [p["x"]]]
     args[0] = [next(v for v in args[0] if v.shape == c.aval.shape) for c in loop.consts]
     for level in SETS:
@@ -240,7 +240,7 @@ def test_functions_are_within_two_units_in_the_last_place(level, request):
     size = min(x.size, 2**22)
     zeros = jnp.zeros((size, 1))
     (loop,) = traced_loops(lambda x: jax.lax.scan(step, zeros, x), jnp.zeros((1, size, 1)))
-    runner = replace(native_node(loop), level=level)
+    runner = replace(Native(programs.program_of(loop)), level=level)
     compiled = jax.jit(lambda x: runner.run([], [zeros], [x], 1)[1])
     with np.errstate(all="ignore"):
         for start in range(0, x.size, size):
@@ -440,7 +440,7 @@ def test_matrices_are_packed_from_either_layout(width, depth, dtype, x64):
     def ran(turned, matrix, level):
         step = lambda h, x: (h + x, (h + x) @ (matrix.T if turned else matrix))  # noqa: E731
         (loop,) = traced_loops(lambda h, x: jax.lax.scan(step, h, x), h, x)
-        runner = replace(native_node(loop), level=level)
+        runner = replace(Native(programs.program_of(loop)), level=level)
         return jax.jit(functools.partial(runner.run, length=T))([matrix], [h], [x])
 
     for level in SETS:
@@ -465,7 +465,7 @@ def test_a_transposed_matrix_that_is_no_product_is_transposed_once():
     (loop,) = traced_loops(
         lambda p: jax.lax.scan(lambda h, x: (jnp.tanh(h * p["m"].T + x), h), p["h0"], p["x"]), p
     )
-    parts = native_node(loop).program.parts
+    parts = Native(programs.program_of(loop)).program.parts
     assert [e.primitive.name for e in parts.constant_eqns] == ["transpose"]
     assert not parts.hoisted_eqns
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 from jrnn import jaxprs
@@ -28,7 +27,8 @@ def try_native(context: Context) -> Sequence[Candidate]:
     elsewhere = _runs_elsewhere(context)
     if elsewhere:
         return _nothing(elsewhere, is_requested)
-    from jrnn.loops.kernels.native.runner import split_for_kernel
+    from jrnn.loops.kernels.native import library, runner
+    from jrnn.loops.kernels.native.program import program_of
 
     can_leave = context.movable
     labels = {
@@ -39,7 +39,9 @@ def try_native(context: Context) -> Sequence[Candidate]:
     refusal = ""
     for moves, label in labels.items():
         try:
-            split_loop, kernel = split_for_kernel(functools.partial(context.split, moves))
+            library.require()
+            split_loop = runner.with_transposes(context.split(moves, runner.contract))
+            kernel = runner.Native(program_of(split_loop.residual))
         except Unsupported as why:
             refusal = str(why)
             continue

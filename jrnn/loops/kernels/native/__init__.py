@@ -22,10 +22,12 @@ NAME = "native"
 
 def refusal(loop: Loop) -> str | None:
     """Returns the reason why a loop cannot be a call of the kernel, or None."""
-    from jrnn.loops.kernels.native.runner import native_node
+    from jrnn.loops.kernels.native import library
+    from jrnn.loops.kernels.native.program import program_of
 
     try:
-        native_node(loop)
+        library.require()
+        program_of(loop)
     except Unsupported as why:
         return str(why)
     return None

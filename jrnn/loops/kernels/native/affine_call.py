@@ -205,9 +205,7 @@ def affine_call(step: AffineStep) -> AffineCall:
 
 def _check(step: AffineStep) -> None:
     """Raises `Unsupported` if the kernel is not there, or cannot run a step of this size."""
-    reason = library.loaded().reason
-    if reason:
-        raise Unsupported(f"the kernel for CPUs is not there: {reason}")
+    library.require()
     carries = len(step.carries)
     inputs = len(step.inputs)
     values = len(step.values)

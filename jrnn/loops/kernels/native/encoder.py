@@ -81,24 +81,17 @@ class _Pack(NamedTuple):
     width_stride: int
 
 
-class _Place(NamedTuple):
-    """Where an instruction reads or writes: the number of a reference ("ref") or of a literal ("literal")."""
-
-    kind: str
-    number: int
-
-
-_VirtualOperand = int | _Place  # an integer is a virtual register
+class _Register(int):
+    """A virtual register. Other operands are references, from 0 on, and literals, from `_FIRST_LITERAL` down."""
 
 
 class _VirtualInstruction(NamedTuple):
     operation: str
-    out: _VirtualOperand
-    operands: list[_VirtualOperand]
+    out: int
+    operands: list[int]
 
 
-@dataclass
-class _Stage:
+class _Stage(NamedTuple):
     """A stage as the kernel gets it.
 
     Attributes:
@@ -112,25 +105,22 @@ class _Stage:
         dims: sizes of what is moved or reduced, and the strides in `read` and `out`.
     """
 
-    kind: int
-    width: int
+    kind: int = 0
     first: int = 0
     count: int = 0
     is_flat: bool = False
+    width: int = 0
     read: int = -1
     out: int = -1
     init: int = -1
     pack: int = -1
     depth: int = 0
     op: int = 0
-    dims: _MovedDims | None = None
+    dims: tuple[int, ...] = (0,) * (3 * _MAX_DIMS)
 
     def encoded(self) -> list[int]:
-        encoded = [self.kind, self.first, self.count, int(self.is_flat), self.width]
-        encoded += [self.read, self.out, self.init, self.pack, self.depth, self.op]
-        if self.dims is None:
-            return encoded + [0] * (3 * _MAX_DIMS)
-        return encoded + self.dims.sizes + self.dims.sources + self.dims.targets
+        *numbers, dims = self
+        return [*numbers, *dims]
 
 
 class _MovedDims:
@@ -150,6 +140,9 @@ class _MovedDims:
         """Returns the elements between the first and the last one, both included."""
         return 1 + sum((n - 1) * stride for n, stride in zip(self.sizes, strides))
 
+    def encoded(self) -> tuple[int, ...]:
+        return (*self.sizes, *self.sources, *self.targets)
+
 
 def stored_dtype(atom: Atom) -> str:
     """Returns the type of an array in memory, as the kernel names it."""
@@ -168,6 +161,7 @@ class CallEncoder:
     dtype: np.dtype
     arguments: list[_Argument] = field(default_factory=list)
     refs: dict[_Ref, int] = field(default_factory=dict)
+    row_strides: list[int] = field(default_factory=list)  # of the references
     literals: dict[str, int] = field(default_factory=dict)
     packs: dict[_Pack, int] = field(default_factory=dict)
     instructions: list[list[int]] = field(default_factory=list)
@@ -200,10 +194,14 @@ class CallEncoder:
                     for array in view.array.chain:
                         self.readers[array].add(number)
         for number, stage in enumerate(stages):
-            if stage[0].is_elementwise:
-                _ElementwiseStage(self, number).encode(stage)
+            first = stage[0]
+            if first.is_elementwise:
+                encoded = _ElementwiseStage(self, number).encode(stage)
+            elif first.matrix is not None:
+                encoded = self._encode_product(first)
             else:
-                self._encode_other(stage[0])
+                encoded = self._encode_move(first)
+            self.stages.append(encoded)
 
         literals = np.array(list(map(float.fromhex, self.literals)), np.float64)
         return self._encoded(len(starts), n_inputs), literals, tuple(map(tuple, stages))
@@ -221,15 +219,15 @@ class CallEncoder:
         constants = frozenset(values[v].array for v in loop.consts)
         return Collector(self.rows, values, constants)
 
-    def _argument(self, v: Var, dtype: str, stacked: bool) -> Array:
-        """Adds an argument, which holds a value of one step or, if stacked, of all steps."""
+    def _argument(self, v: Atom, dtype: str, stacked: bool, in_rows: bool = False) -> Array:
+        """Adds an argument or a result, which holds a value of one step or, if stacked, of all steps."""
         size = jaxprs.elements(v.aval.shape)
         array = Array(
-            width=size,
+            width=size // self.rows if in_rows else size,
             argument=len(self.arguments),
             stacked=size if stacked else 0,
             dtype=dtype,
-            in_rows=False,
+            in_rows=in_rows,
         )
         self.arguments.append(_Argument(size * (self.loop.length if stacked else 1), dtype))
         return array
@@ -237,11 +235,10 @@ class CallEncoder:
     def _carry_starts(self, step: Collector) -> list[Operation]:
         """Returns the operations that copy the first carry to the last carry, which the steps change."""
         starts = []
+        axis = 0 if self.rows > 1 else None
         for v in self.loop.carry:
-            axis = 0 if self.rows > 1 else None
-            state = step.new(v.aval.shape, axis)
-            state.array.argument = len(self.arguments)
-            self.arguments.append(_Argument(jaxprs.elements(v.aval.shape), "float"))
+            array = self._argument(v, "float", stacked=False, in_rows=True)
+            state = step.new(v.aval.shape, axis, array)
             starts.append(Operation("copy", state, [step.values[v]], axis))
             step.values[v] = state
         return starts
@@ -249,26 +246,15 @@ class CallEncoder:
     def _write_outputs(self, step: Collector) -> None:
         for y in self.loop.ys:
             shape = y.aval.shape
-            size = jaxprs.elements(shape)
             value = step.value(y)
             axis = step.row_axis([value], shape)
             if axis is None and self.rows > 1:
                 raise Unsupported("an output is the same for all rows")
             # In memory, rows lie one after the other only if they are the first axis.
             in_rows = self.rows == 1 or axis == 0
-            array = Array(
-                width=size // self.rows,
-                argument=len(self.arguments),
-                stacked=size,
-                dtype=stored_dtype(y),
-                in_rows=in_rows,
-            )
-            dims = list(dense(shape))
-            if in_rows and axis is not None:
-                dims[axis] = (dims[axis][0], 0)
-            target = View(array, tuple(dims), row=axis if in_rows else None)
+            array = self._argument(y, stored_dtype(y), stacked=True, in_rows=in_rows)
+            target = step.new(shape, axis, array) if in_rows else View(array, dense(shape))
             step.assign(target, value, axis)
-            self.arguments.append(_Argument(size * self.loop.length, array.dtype))
 
     def _write_carry(self, step: Collector) -> None:
         states = [step.values[v] for v in self.loop.carry]
@@ -296,85 +282,85 @@ class CallEncoder:
         itemsize = {"float": self.dtype.itemsize, "bool": 1, "bfloat16": 2}
         argument_bytes = [[a.elements * itemsize[a.dtype]] for a in self.arguments]
         stages = [stage.encoded() for stage in self.stages]
-        instructions = [list(map(self._with_literals, i)) for i in self.instructions]
+        # Literals are the registers after the others.
+        first_literal = _FIRST_LITERAL + 1 + self.registers
+        instructions = []
+        for numbers in self.instructions:
+            instructions.append([n if n > _FIRST_LITERAL else n - first_literal for n in numbers])
         for part in (argument_bytes, self.refs, instructions, stages, self.packs):
             encoded.append(len(part))
             encoded.extend(itertools.chain.from_iterable(part))
         return np.array(encoded, np.int64)
 
-    def _with_literals(self, number: int) -> int:
-        """Returns a number in an instruction, where literals are the registers after the others."""
-        return number if number > _FIRST_LITERAL else number - _FIRST_LITERAL - 1 - self.registers
-
-    def _location(self, array: Array) -> tuple[int, int, int]:
-        """Returns the base of an array, where it begins, and its stride in time."""
-        root, start = array.root
-        if root.argument is not None:
-            return root.argument, start, root.stacked
-        if root not in self.scratch_offsets:
-            self.scratch_offsets[root] = self.scratch
-            self.scratch += -(-root.width * self.rows // 16) * 16
-        return len(self.arguments), self.scratch_offsets[root] + start, 0
-
     def ref(self, view: View, axis: int | None, span: int) -> int:
         """Returns the number of a reference to rows of `span` elements at most."""
-        base, start, step_stride = self._location(view.array)
-        row_stride, _ = view.by_rows(axis, self.rows)
+        root, start = view.array.root
         offset = start + view.offset
-        if base < len(self.arguments):
-            size = self.arguments[base].elements
-            last = offset + (self.rows - 1) * row_stride + (self.loop.length - 1) * step_stride
+        row_stride = view.row_stride(axis, self.rows)
+        if root.argument is not None:
+            base = root.argument
+            last = offset + (self.rows - 1) * row_stride + (self.loop.length - 1) * root.stacked
             last += span
+            size = self.arguments[base].elements
             assert offset >= 0 and last <= size, f"the kernel would leave an array: {last} > {size}"
-        dtype = _DTYPES.index(view.array.root[0].dtype)
-        ref = _Ref(base, dtype, offset, row_stride, step_stride)
-        return self.refs.setdefault(ref, len(self.refs))
-
-    def row_stride(self, ref: int) -> int:
-        return list(self.refs)[ref].row_stride
+        else:
+            base = len(self.arguments)
+            if root not in self.scratch_offsets:
+                self.scratch_offsets[root] = self.scratch
+                self.scratch += -(-root.width * self.rows // 16) * 16
+            offset += self.scratch_offsets[root]
+        ref = _Ref(base, _DTYPES.index(root.dtype), offset, row_stride, root.stacked)
+        number = self.refs.setdefault(ref, len(self.refs))
+        if number == len(self.row_strides):
+            self.row_strides.append(row_stride)
+        return number
 
     def allocate_registers(self, instructions: Sequence[_VirtualInstruction]) -> None:
         """Adds instructions, with a register for each virtual one while it is needed."""
-        last: dict[_VirtualOperand, int] = {}
+        last: dict[_Register, int] = {}
         for i, instruction in enumerate(instructions):
             for place in (instruction.out, *instruction.operands):
-                last[place] = i
+                if isinstance(place, _Register):
+                    last[place] = i
 
         free: list[int] = []
-        allocated: dict[int, int] = {}
+        allocated: dict[_Register, int] = {}
+
+        def number_of(place: int) -> int:
+            """Registers are numbered from -1 down."""
+            return -1 - allocated[place] if isinstance(place, _Register) else place
+
         for i, (operation, out, operands) in enumerate(instructions):
-            numbers = [_operand(v, allocated) for v in operands]
-            ends = {v for v in operands if isinstance(v, int) and last[v] == i}
+            numbers = list(map(number_of, operands))
+            ends = {v for v in operands if isinstance(v, _Register) and last[v] == i}
             free += map(allocated.pop, ends)
-            if isinstance(out, int):
+            if isinstance(out, _Register):
                 if not free:
                     free.append(self.registers)
                     self.registers += 1
                 allocated[out] = free.pop()
             unused = [numbers[0]] * (3 - len(numbers))
-            target = _operand(out, allocated)
-            self.instructions.append([OPCODES[operation], target, *numbers, *unused])
-            if isinstance(out, int) and last[out] == i:
+            self.instructions.append([OPCODES[operation], number_of(out), *numbers, *unused])
+            if isinstance(out, _Register) and last[out] == i:
                 free.append(allocated.pop(out))
 
-    def _encode_other(self, o: Operation) -> None:
-        """Adds the stage of a product, a reduction or a move."""
-        stage = _Stage(_KINDS[o.kind], o.width)
-        self.stages.append(stage)
-        if o.matrix is not None:
-            self._encode_product(stage, o)
-            return
-        source = o.operands[0].by_rows(o.axis, self.rows)[1]
+    def _encode_move(self, o: Operation) -> _Stage:
+        """Returns the stage of a move or a reduction."""
+        source = o.operands[0].inner(o.axis)
         if o.kind == "move":
-            dims = _dims_of_move(source, o.out.by_rows(o.axis, self.rows)[1])
+            dims = _dims_of_move(source, o.out.inner(o.axis))
         else:
-            stage.op = _REDUCTIONS[o.kind]
             dims = _dims_of_reduction(source, len(o.out.dims) - (o.axis is not None))
-        stage.dims = dims
-        stage.read = self.ref(o.operands[0], o.axis, dims.span(dims.sources))
-        stage.out = self.ref(o.out, o.axis, dims.span(dims.targets))
+        return _Stage(
+            kind=_KINDS[o.kind],
+            width=o.width,
+            read=self.ref(o.operands[0], o.axis, dims.span(dims.sources)),
+            out=self.ref(o.out, o.axis, dims.span(dims.targets)),
+            op=_REDUCTIONS.get(o.kind, 0),
+            dims=dims.encoded(),
+        )
 
-    def _encode_product(self, stage: _Stage, o: Operation) -> None:
+    def _encode_product(self, o: Operation) -> _Stage:
         matrix = o.matrix
         (depth, down), (_, right) = matrix.dims
         base = matrix.array.argument
@@ -389,20 +375,17 @@ class CallEncoder:
             depth_stride=down,
             width_stride=right,
         )
-        stage.pack = self.packs.setdefault(pack, len(self.packs))
-        stage.depth = depth
-        stage.read = self.ref(o.operands[0], o.axis, depth)
-        stage.out = self.ref(o.out, o.axis, o.width)
-        if len(o.operands) > 1:
-            stage.init = self.ref(o.operands[1], o.axis, o.width)
-        stage.dims = _MovedDims()
-
-
-def _operand(place: _VirtualOperand, allocated: dict[int, int]) -> int:
-    """Returns the number of an operand: references from 0 on, registers from -1 down, and literals below them."""
-    if isinstance(place, int):
-        return -1 - allocated[place]
-    return place.number if place.kind == "ref" else _FIRST_LITERAL - place.number
+        read, *start = o.operands
+        return _Stage(
+            kind=_KINDS[o.kind],
+            width=o.width,
+            read=self.ref(read, o.axis, depth),
+            out=self.ref(o.out, o.axis, o.width),
+            init=self.ref(start[0], o.axis, o.width) if start else -1,
+            pack=self.packs.setdefault(pack, len(self.packs)),
+            depth=depth,
+            dims=_MovedDims().encoded(),
+        )
 
 
 def _dims_of_move(source: Dims, target: Dims) -> _MovedDims:
@@ -441,56 +424,53 @@ class _ElementwiseStage:
         self._encoder = encoder
         self._number = number
         self._instructions: list[_VirtualInstruction] = []
-        self._registers = itertools.count()  # virtual ones
-        self._computed: dict[Array, int] = {}  # the register that holds an array
-        self._loaded: dict[tuple[int, bool], int] = {}  # and a reference, spread or not
+        self._registers = itertools.count()
+        self._computed: dict[Array, _Register] = {}  # the register that holds an array
+        self._loaded: dict[tuple[int, bool], _Register] = {}  # and a reference, spread or not
         self._is_flat = True
 
-    def encode(self, operations: Sequence[Operation]) -> None:
+    def encode(self, operations: Sequence[Operation]) -> _Stage:
         for o in operations:
             operands = [self._operand(value, o) for value in o.operands]
             self._instructions.append(_VirtualInstruction(o.kind, self._result(o), operands))
         encoder = self._encoder
         first = len(encoder.instructions)
         encoder.allocate_registers(self._instructions)
-        stage = _Stage(
-            kind=0,
-            width=operations[0].width,
+        return _Stage(
             first=first,
             count=len(encoder.instructions) - first,
             is_flat=self._is_flat,
+            width=operations[0].width,
         )
-        encoder.stages.append(stage)
 
-    def _operand(self, value: NativeOperand, o: Operation) -> _VirtualOperand:
+    def _operand(self, value: NativeOperand, o: Operation) -> int:
         encoder = self._encoder
         if isinstance(value, Uniform):
             number = encoder.literals.setdefault(value.value.hex(), len(encoder.literals))
-            return _Place("literal", number)
+            return _FIRST_LITERAL - number
         if value.array in self._computed:
             return self._computed[value.array]
 
-        joined = collapsed(value.by_rows(o.axis, encoder.rows)[1])
+        joined = collapsed(value.inner(o.axis))
         is_spread = o.width > 1 and (not joined or joined[0][1] == 0)
         ref = encoder.ref(value, o.axis, 1 if is_spread else o.width)
-        self._is_flat &= not is_spread and encoder.row_stride(ref) == o.width
-        if not is_spread and value.array.root[0].dtype == "float":
-            return _Place("ref", ref)
+        self._is_flat &= not is_spread and encoder.row_strides[ref] == o.width
+        if not is_spread and value.array.dtype == "float":
+            return ref
         register = self._loaded.get((ref, is_spread))
         if register is None:
-            register = self._loaded[ref, is_spread] = next(self._registers)
+            register = self._loaded[ref, is_spread] = _Register(next(self._registers))
             operation = "spread" if is_spread else "copy"
-            load = _VirtualInstruction(operation, register, [_Place("ref", ref)])
-            self._instructions.append(load)
+            self._instructions.append(_VirtualInstruction(operation, register, [ref]))
         return register
 
-    def _result(self, o: Operation) -> _VirtualOperand:
+    def _result(self, o: Operation) -> int:
         encoder = self._encoder
         array = o.out.array
         is_read_elsewhere = not encoder.readers[array] <= {self._number}
         if array.is_scratch and not is_read_elsewhere:
-            register = self._computed[array] = next(self._registers)
+            register = self._computed[array] = _Register(next(self._registers))
             return register
         ref = encoder.ref(o.out, o.axis, o.width)
-        self._is_flat &= encoder.row_stride(ref) == o.width
-        return _Place("ref", ref)
+        self._is_flat &= encoder.row_strides[ref] == o.width
+        return ref

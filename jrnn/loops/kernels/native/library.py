@@ -14,7 +14,7 @@ import jax
 
 from jrnn.errors import ScanError
 from jrnn.files import read_text
-from jrnn.loops.ir import observers
+from jrnn.loops.ir import Unsupported, observers
 from jrnn.loops.kernels.native.encoder import FORMAT
 
 # custom calls
@@ -69,6 +69,13 @@ def loaded() -> Library:
         observers.warn_once(PATH, reason)
         return Library(reason=reason)
     return Library(names)
+
+
+def require() -> None:
+    """Raises `Unsupported` if the kernel is not there."""
+    reason = loaded().reason
+    if reason:
+        raise Unsupported(f"the kernel for CPUs is not there: {reason}")
 
 
 def _interface() -> int:

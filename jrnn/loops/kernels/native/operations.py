@@ -9,7 +9,7 @@ Shapes: N rows.
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -42,17 +42,20 @@ class Array:
     @property
     def chain(self) -> tuple[Array, ...]:
         """The array, the array that it is a part of, and so on."""
-        if self.parent is None:
-            return (self,)
-        return (self, *self.parent[0].chain)
+        chain = [self]
+        while chain[-1].parent is not None:
+            chain.append(chain[-1].parent[0])
+        return tuple(chain)
 
     @property
     def root(self) -> tuple[Array, int]:
         """The last array of `chain`, and where this one begins in its rows."""
-        if self.parent is None:
-            return self, 0
-        array, start = self.parent[0].root
-        return array, start + self.parent[1]
+        array = self
+        start = 0
+        while array.parent is not None:
+            array, offset = array.parent
+            start += offset
+        return array, start
 
     @property
     def is_scratch(self) -> bool:
@@ -69,16 +72,17 @@ class View:
     offset: int = 0
     row: int | None = None
 
-    @property
+    @functools.cached_property
     def is_whole(self) -> bool:
         """Whether it holds all elements of a row of the array, in their order."""
         if not self.array.in_rows or self.offset:
             return False
-        return collapsed(without(self.dims, self.row)) == collapsed([(self.array.width, 1)])
+        inner = without(self.dims, self.row)
+        return has_stride(inner, 1) and elements_of(inner) == self.array.width
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, ...]:
-        return tuple(n for n, _ in self.dims)
+        return tuple([n for n, _ in self.dims])
 
     def transposed(self, order: Sequence[int]) -> View:
         row = None if self.row is None else list(order).index(self.row)
@@ -91,7 +95,7 @@ class View:
             size, stride = self.dims[axis]
             if axis == self.row and (start, end) != (0, size):
                 raise Unsupported("a slice takes some rows of a value")
-            dims.append((sliced_size(start, end, step), stride * step))
+            dims.append((-(-(end - start) // step), stride * step))
             offset += start * stride
         return replace(self, dims=tuple(dims), offset=offset)
 
@@ -139,20 +143,26 @@ class View:
             raise Unsupported("a reshape joins rows with another axis")
         return candidates[0]
 
-    def by_rows(self, axis: int | None, rows: int) -> tuple[int, Dims]:
-        """Returns the stride between rows and the axes of a row, where the axis `axis` of the view holds the rows."""
-        inner = without(self.dims, axis)
+    def inner(self, axis: int | None) -> Dims:
+        """Returns the axes of a row, where the axis `axis` of the view holds the rows."""
+        if self.array.in_rows and self.row != axis:
+            size, stride = (1, 0) if axis is None else self.dims[axis]
+            if self.row is not None or (size > 1 and stride):
+                raise Unsupported("two values of the step have their rows in different axes")
+        return without(self.dims, axis)
+
+    def row_stride(self, axis: int | None, rows: int) -> int:
+        """Returns the stride between rows, where the axis `axis` of the view holds the rows."""
+        self.inner(axis)  # raises Unsupported for rows in another axis
+        if self.array.in_rows:
+            return self.array.root[0].width
         size, stride = (1, 0) if axis is None else self.dims[axis]
-        if not self.array.in_rows:
-            return stride if size == rows else 0, inner
-        if self.row != axis and (self.row is not None or (size > 1 and stride)):
-            raise Unsupported("two values of the step have their rows in different axes")
-        return self.array.root[0].width, inner
+        return stride if size == rows else 0
 
 
 def without(dims: Dims, axis: int | None) -> Dims:
     """Returns the axes of a row: all but the one that holds the rows."""
-    return tuple(d for a, d in enumerate(dims) if a != axis)
+    return dims if axis is None else dims[:axis] + dims[axis + 1 :]
 
 
 def collapsed(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -196,10 +206,6 @@ def _strided(shape: Sequence[int], stride: int) -> list[tuple[int, int]]:
     return dims[::-1]
 
 
-def sliced_size(start: int, end: int, step: int) -> int:
-    return -(-(end - start) // step)
-
-
 @dataclass(frozen=True)
 class Uniform:
     """The same number in all places."""
@@ -229,13 +235,13 @@ class Operation:
     axis: int | None
     matrix: View | None = None
 
-    @property
+    @functools.cached_property
     def is_elementwise(self) -> bool:
         return self.kind not in ("product", "reduce_sum", "reduce_max", "reduce_min", "move")
 
-    @property
+    @functools.cached_property
     def width(self) -> int:
-        """The elements of a row of the result."""
+        """The elements of a row of the result, wherever that is written."""
         return elements_of(without(self.out.dims, self.axis))
 
     @property
@@ -251,4 +257,7 @@ class Operation:
 
 def elements_of(dims: Iterable[tuple[int, int]]) -> int:
     """Returns the number of elements of axes."""
-    return math.prod(n for n, _ in dims)
+    count = 1
+    for n, _ in dims:  # a loop, and no generator: asked very often
+        count *= n
+    return count

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,13 +22,13 @@ from jrnn.loops.costs import estimates
 from jrnn.loops.costs.constants import NATIVE_KERNEL
 from jrnn.loops.costs.estimates import Estimate, Estimator
 from jrnn.loops.costs.machines import Machine
-from jrnn.loops.ir import Loop, Results, Unsupported
+from jrnn.loops.ir import Loop, Results
 from jrnn.loops.ir.description import Description, described
 from jrnn.loops.kernels.native import library
 from jrnn.loops.kernels.native.operations import Operation, View, elements_of, without
-from jrnn.loops.kernels.native.program import KernelProgram, program_of, transposed_matrices
+from jrnn.loops.kernels.native.program import KernelProgram, transposed_matrices
 from jrnn.loops.passes.split_loop import SplitLoop
-from jrnn.loops.passes.sums import Contract, ContractedAxes, dot_smaller_first
+from jrnn.loops.passes.sums import ContractedAxes, dot_smaller_first
 
 Values = Sequence[Array]
 
@@ -152,27 +152,20 @@ class Native:
         return f"one call of the kernel for CPUs ({sets}): {stages} stages and {products} products a step, {shared}"
 
 
-def native_node(loop: Loop) -> Native:
-    """Returns the runner of a loop. Raises `Unsupported` with the reason if there is none."""
-    kernel = library.loaded()
-    if kernel.reason:
-        raise Unsupported(f"the kernel for CPUs is not there: {kernel.reason}")
-    return Native(program_of(loop))
+def with_transposes(split_loop: SplitLoop) -> SplitLoop:
+    """Returns a split whose transposed constants are back in the loop, where they cost nothing.
 
-
-def split_for_kernel(split: Callable[[Contract], SplitLoop]) -> tuple[SplitLoop, Native]:
-    """Returns a loop in parts whose sums over time are the kernel's too, and the runner of the loop that remains.
-
-    Transposed constants return into the loop, where they cost nothing: the kernel packs a matrix either way.
+    The kernel packs a matrix either way.
     """
-    split_loop = split(contract)
     residual = split_loop.residual
     transposes = transposed_matrices(split_loop.constant_eqns, residual)
+    if not transposes:
+        return split_loop
+    read = [*residual.consts, *jaxprs.free_variables(transposes)]
     transposed = jaxprs.results(transposes)
-    read = [*residual.consts, *(e.invars[0] for e in transposes)]
     consts = tuple(dict.fromkeys(v for v in read if v not in transposed))
     residual = replace(residual, consts=consts, eqns=(*transposes, *residual.eqns))
-    return replace(split_loop, residual=residual), native_node(residual)
+    return replace(split_loop, residual=residual)
 
 
 # Contractions over time ------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from jrnn.loops.kernels.native.operations import Array, Operation, View, collapsed
+from jrnn.loops.kernels.native.operations import Array, Operation, View, elements_of, has_stride
 
 # Products that start from another value --------------------------------------------------------------
 
@@ -37,7 +37,7 @@ class _Additions:
         self._reads: Counter[Array] = Counter()
         self._dropped: set[Operation] = set()
         for operation in operations:
-            self._reads.update(view.array for view in operation.views)
+            self._reads.update([view.array for view in operation.views])
 
     def fused(self, operations: Sequence[Operation]) -> list[Operation]:
         for operation in operations:
@@ -55,8 +55,7 @@ class _Additions:
             return False
         if value.array is other.array or value.row != axis:
             return False
-        rows = 1 if axis is None else addition.out.shape[axis]
-        if not self._start_from(product, other, axis, rows):
+        if not self._start_from(product, other, axis):
             return False
 
         self._writers[addition.out.array] = [product]
@@ -73,14 +72,15 @@ class _Additions:
         is_all = makers[0].kind == "product" and makers[0].out.is_whole and view.is_whole
         return makers[0] if is_all else None
 
-    def _start_from(self, product: Operation, value: View, axis: int | None, rows: int) -> bool:
+    def _start_from(self, product: Operation, value: View, axis: int | None) -> bool:
         """Makes a value what a product, or the product that it starts from, starts from. Returns whether it can."""
         if len(product.operands) > 1:
             before = self._product_of(product.operands[1])
-            return before is not None and self._start_from(before, value, axis, rows)
+            return before is not None and self._start_from(before, value, axis)
 
-        inner = collapsed(value.by_rows(axis, rows)[1])
-        if value.array.dtype != "float" or inner != collapsed([(product.width, 1)]):
+        inner = value.inner(axis)
+        is_row = has_stride(inner, 1) and elements_of(inner) == product.width
+        if value.array.dtype != "float" or not is_row:
             return False
         row = 0 if value.row is not None and value.row == axis else None
         product.operands.append(value.as_rows(axis, product.width, row, value.offset))

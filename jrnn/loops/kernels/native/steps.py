@@ -30,7 +30,6 @@ from jrnn.loops.kernels.native.operations import (
     dense,
     elements_of,
     has_stride,
-    sliced_size,
     without,
 )
 
@@ -92,8 +91,13 @@ class Collector:
             if v.aval.dtype != jnp.bool_ and not jnp.issubdtype(v.aval.dtype, jnp.floating):
                 raise Unsupported(f"{name} computes {v.aval.dtype}")
         operands = [self.value(a) for a in eqn.invars]
-        rule = _RULES.get(name)
-        results = rule(self, eqn, *operands) if rule else [self._elementwise(eqn, operands)]
+        if name in _VIEWS and isinstance(operands[0], Uniform):
+            number = operands[0].value
+            results = [Uniform(number, v.aval.shape) for v in eqn.outvars]
+        elif name in _RULES:
+            results = _RULES[name](self, eqn, *operands)
+        else:
+            results = [self._elementwise(eqn, operands)]
         for v, result in zip(eqn.outvars, results):
             if v.aval.dtype == jnp.bfloat16 and name in _ROUNDS:
                 result = self.apply("to_bfloat16", [result], v.aval.shape)
@@ -177,18 +181,18 @@ class Collector:
                 return None
         return 0
 
-    def new(self, shape: Shape, axis: int | None) -> View:
-        """Returns a view of a new array, row after row."""
-        dims = list(dense([n for a, n in enumerate(shape) if a != axis]))
-        width = elements_of(dims)
+    def new(self, shape: Shape, axis: int | None, array: Array | None = None) -> View:
+        """Returns a view of an array that is stored row after row, by default a new one."""
+        dims = dense([n for a, n in enumerate(shape) if a != axis])
+        if array is None:
+            array = Array(elements_of(dims))
         if axis is not None:
-            dims.insert(axis, (self.rows, 0))
-        return View(Array(width), tuple(dims), row=axis)
+            dims = (*dims[:axis], (self.rows, 0), *dims[axis:])
+        return View(array, dims, row=axis)
 
     def contiguous_rows(self, view: View, axis: int | None) -> View:
         """Returns a view whose rows are contiguous or one number."""
-        _, inner = view.by_rows(axis, self.rows)
-        return view if has_stride(inner, 0, 1) else self.copied(view, axis)
+        return view if has_stride(view.inner(axis), 0, 1) else self.copied(view, axis)
 
     def copied(self, view: View, axis: int | None) -> View:
         """Returns a contiguous copy of a view."""
@@ -204,7 +208,7 @@ class Collector:
 
     def assign(self, to: View, value: NativeOperand, axis: int | None) -> None:
         """Writes a value to a view, by an operation or by computing it there."""
-        is_contiguous = has_stride(to.by_rows(axis, self.rows)[1], 1)
+        is_contiguous = has_stride(to.inner(axis), 1)
         if isinstance(value, Uniform):
             if not is_contiguous:
                 raise Unsupported("the step writes a constant between other values")
@@ -215,7 +219,7 @@ class Collector:
             raise Unsupported("a value that all rows share depends on a row")
         if is_contiguous and self._may_compute_in(to, value, axis):
             value.array.parent = (to.array, to.offset)
-        elif is_contiguous and len(collapsed(value.by_rows(axis, self.rows)[1])) <= 1:
+        elif is_contiguous and len(collapsed(value.inner(axis))) <= 1:
             self.add("copy", to, [self.contiguous_rows(value, axis)], axis)
         else:
             self.add("move", to, [self.floats(value)], axis)
@@ -342,48 +346,38 @@ def _spread(value: NativeOperand, shape: Shape) -> NativeOperand:
 # Views and parts -------------------------------------------------------------------------------------
 
 
-def _reshape(step: Collector, eqn: Eqn, value: NativeOperand) -> Results:
+def _reshape(step: Collector, eqn: Eqn, value: View) -> Results:
     shape = eqn.outvars[0].aval.shape
-    if isinstance(value, Uniform):
-        return [Uniform(value.value, shape)]
     try:
         return [value.reshaped(shape)]
     except Unsupported:
         return [step.copied(value, step.row_axis([value], value.shape)).reshaped(shape)]
 
 
-def _broadcast(step: Collector, eqn: Eqn, value: NativeOperand) -> Results:
-    shape = eqn.outvars[0].aval.shape
-    if isinstance(value, Uniform):
-        return [Uniform(value.value, shape)]
-    return [value.broadcast(shape, eqn.params["broadcast_dimensions"])]
+def _broadcast(step: Collector, eqn: Eqn, value: View) -> Results:
+    return [value.broadcast(eqn.outvars[0].aval.shape, eqn.params["broadcast_dimensions"])]
 
 
-def _transpose(step: Collector, eqn: Eqn, value: NativeOperand) -> Results:
-    return [value if isinstance(value, Uniform) else value.transposed(eqn.params["permutation"])]
+def _transpose(step: Collector, eqn: Eqn, value: View) -> Results:
+    return [value.transposed(eqn.params["permutation"])]
 
 
-def _slice(step: Collector, eqn: Eqn, value: NativeOperand) -> Results:
+def _slice(step: Collector, eqn: Eqn, value: View) -> Results:
     starts = eqn.params["start_indices"]
-    ends = eqn.params["limit_indices"]
     strides = eqn.params["strides"] or [1] * len(starts)
-    if isinstance(value, Uniform):
-        return [Uniform(value.value, tuple(map(sliced_size, starts, ends, strides)))]
-    return [value.sliced(starts, ends, strides)]
+    return [value.sliced(starts, eqn.params["limit_indices"], strides)]
 
 
-def _part(value: NativeOperand, axis: int, start: int, size: int) -> NativeOperand:
+def _part(value: View, axis: int, start: int, size: int) -> View:
     """Returns `size` places of a value along an axis."""
     starts = [0] * len(value.shape)
     ends = list(value.shape)
     starts[axis] = start
     ends[axis] = start + size
-    if isinstance(value, Uniform):
-        return Uniform(value.value, tuple(map(sliced_size, starts, ends, [1] * len(ends))))
     return value.sliced(starts, ends, [1] * len(ends))
 
 
-def _split(step: Collector, eqn: Eqn, value: NativeOperand) -> Results:
+def _split(step: Collector, eqn: Eqn, value: View) -> Results:
     parts = []
     start = 0
     for size in eqn.params["sizes"]:
@@ -463,6 +457,8 @@ COMPOSED: dict[str, Callable[..., NativeOperand]] = {
     "polynomial": _polynomial,
     "tan": _tan,
 }
+# Of a number that is the same in all places, the results are this number.
+_VIEWS = frozenset(("broadcast_in_dim", "reshape", "slice", "split", "squeeze", "transpose"))
 _RULES: dict[str, Callable[..., Results]] = {
     **dict.fromkeys(_REDUCTIONS, Collector.reduction),
     "broadcast_in_dim": _broadcast,
