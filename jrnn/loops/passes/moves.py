@@ -75,7 +75,7 @@ class Dependences(NamedTuple):
         on_carry: `Loop.sequential`: what cannot be computed before the loop.
         constant_eqns: the equations of constants that are evaluated once.
         const: the constants, and the results of `constant_eqns`.
-        heavy: the results of each contraction, lookup, solver and draw that varies.
+        heavy: the results of each contraction, lookup, solver and draw that varies, by the first one.
         producers: the equation of each variable.
         added: the values that carries that only add, add at each step.
     """
@@ -83,7 +83,7 @@ class Dependences(NamedTuple):
     on_carry: frozenset[Var]
     constant_eqns: tuple[Eqn, ...]
     const: frozenset[Var]
-    heavy: tuple[tuple[Var, ...], ...]
+    heavy: Mapping[Var, Sequence[Var]]
     producers: Mapping[Var, Eqn]
     added: Mapping[int, tuple[Atom, ...]]
 
@@ -91,12 +91,12 @@ class Dependences(NamedTuple):
     def of(loop: Loop) -> Dependences:
         varying = loop.sequential | loop.varying
         constant_eqns = _constant_eqns(loop, varying)
-        heavy = [tuple(e.outvars) for e in loop.eqns if primitives.is_heavy(e)]
+        heavy = {e.outvars[0]: e.outvars for e in loop.eqns if primitives.is_heavy(e)}
         return Dependences(
             on_carry=loop.sequential,
             constant_eqns=tuple(constant_eqns),
             const=frozenset((*loop.consts, *jaxprs.results(constant_eqns))),
-            heavy=tuple(results for results in heavy if results[0] in varying),
+            heavy={first: results for first, results in heavy.items() if first in varying},
             producers=jaxprs.producers(loop.eqns),
             added=sums.added_to_carries(loop),
         )
@@ -106,8 +106,8 @@ class Dependences(NamedTuple):
         if moves is None:
             return self
         remaining: list[Var] = []
-        for results in self.heavy:
-            if results[0] not in moves.hoist and results[0] not in moves.sink:
+        for first, results in self.heavy.items():
+            if first not in moves.hoist and first not in moves.sink:
                 remaining += results
         if not remaining:
             return self
@@ -146,7 +146,7 @@ def vars_to_hoist(
         if first not in loop.varying or first in facts.on_carry or first in facts.const:
             continue
         operands = jaxprs.inputs(eqn)
-        may_hoist = primitives.is_heavy(eqn) and (moves is None or first in moves.hoist)
+        may_hoist = first in facts.heavy and (moves is None or first in moves.hoist)
         follows = (
             jaxprs.any_in(operands, chosen)
             and _bytes(eqn.outvars) <= _bytes(operands)
@@ -198,7 +198,8 @@ def vars_to_sink(
     for eqn in live:
         if jaxprs.any_in(eqn.outvars, fixed):
             continue
-        may_sink = primitives.is_heavy(eqn) and (moves is None or eqn.outvars[0] in moves.sink)
+        first = eqn.outvars[0]
+        may_sink = first in facts.heavy and (moves is None or first in moves.sink)
         if may_sink or jaxprs.any_in(jaxprs.inputs(eqn), sunk):
             sunk.update(eqn.outvars)
 

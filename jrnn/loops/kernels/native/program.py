@@ -28,7 +28,7 @@ from jrnn.loops.kernels.native.operations import Operation
 from jrnn.loops.passes.split_loop import SplitLoop, divide
 
 MAX_EQUATIONS = 2000  # of a step
-_FLOATS = (jnp.float32, jnp.float64, jnp.bfloat16)
+_KNOWN = (jnp.bool_, jnp.float32, jnp.float64, jnp.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,9 @@ def _has_rows(loop: Loop) -> bool:
 
 def transposed_matrices(eqns: Sequence[Eqn], loop: Loop) -> list[Eqn]:
     """Returns the transpositions whose results only products of a loop read: the kernel packs a matrix either way."""
+    transposes = [e for e in eqns if e.primitive.name == "transpose"]
+    if not transposes:
+        return []
     read_by_products: set[Var] = set()
     read_by_others = set(jaxprs.variables(loop.outputs))
     for eqn in loop.eqns:
@@ -100,7 +103,6 @@ def transposed_matrices(eqns: Sequence[Eqn], loop: Loop) -> list[Eqn]:
         if eqn.primitive.name != "dot_general":
             read_by_others.update(jaxprs.inputs(eqn))
     matrices = read_by_products - read_by_others
-    transposes = [e for e in eqns if e.primitive.name == "transpose"]
     return [e for e in transposes if e.outvars[0] in matrices]
 
 
@@ -148,19 +150,21 @@ def _encoded(parts: SplitLoop, rows: int) -> KernelProgram:
 
 def _dtype(residual: Loop) -> np.dtype:
     """Returns the type that the kernel computes with."""
-    known = (jnp.bool_, *_FLOATS)
+    values: dict[Var, None] = {}
     for eqn in residual.eqns:
         for v in (*eqn.outvars, *jaxprs.inputs(eqn)):
-            if v.aval.dtype not in known:
+            if v in values:
+                continue
+            values[v] = None
+            if v.aval.dtype not in _KNOWN:
                 raise Unsupported(f"the kernel has no {v.aval.dtype}", eqn)
             if not all(map(jaxprs.is_known, v.aval.shape)) or 0 in v.aval.shape:
                 raise Unsupported(f"a value of the step has the shape {list(v.aval.shape)}")
 
-    values = [*residual.inputs, *jaxprs.variables(residual.outputs)]
-    dtypes = {v.aval.dtype for v in (*values, *jaxprs.results(residual.eqns))}
-    dtypes.discard(jnp.dtype(jnp.bool_))
+    values.update(dict.fromkeys([*residual.inputs, *jaxprs.variables(residual.outputs)]))
+    dtypes = {v.aval.dtype for v in values} - {jnp.dtype(jnp.bool_)}
     for dtype in dtypes:
-        if dtype not in _FLOATS:
+        if dtype not in _KNOWN:
             raise Unsupported(f"the kernel has no {dtype}")
     if jnp.dtype(jnp.float64) not in dtypes:
         return jnp.dtype(jnp.float32)
