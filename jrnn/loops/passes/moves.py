@@ -76,7 +76,6 @@ class Dependences(NamedTuple):
         constant_eqns: the equations of constants that are evaluated once.
         const: the constants, and the results of `constant_eqns`.
         heavy: the results of each contraction, lookup, solver and draw that varies, by the first one.
-        producers: the equation of each variable.
         added: the values that carries that only add, add at each step.
     """
 
@@ -84,7 +83,6 @@ class Dependences(NamedTuple):
     constant_eqns: tuple[Eqn, ...]
     const: frozenset[Var]
     heavy: Mapping[Var, Sequence[Var]]
-    producers: Mapping[Var, Eqn]
     added: Mapping[int, tuple[Atom, ...]]
 
     @staticmethod
@@ -97,7 +95,6 @@ class Dependences(NamedTuple):
             constant_eqns=tuple(constant_eqns),
             const=frozenset((*loop.consts, *jaxprs.results(constant_eqns))),
             heavy={first: results for first, results in heavy.items() if first in varying},
-            producers=jaxprs.producers(loop.eqns),
             added=sums.added_to_carries(loop),
         )
 
@@ -127,7 +124,7 @@ def accumulated(
     loop: Loop, facts: Dependences, available: set[Var], moves: Moves | None
 ) -> dict[int, tuple[Atom, ...]]:
     """Returns the carries that become sums after the loop, with the values that they add."""
-    added = sums.accumulations(facts.added, facts.producers, available)
+    added = sums.accumulations(facts.added, loop.producers, available)
     if moves is not None:
         added = {i: values for i, values in added.items() if i in moves.accumulate}
     if loop.recomputes:
@@ -180,17 +177,14 @@ def vars_to_sink(
     live = [e for e in needed_by_targets if jaxprs.any_in(e.outvars, on_carry)]
 
     # What an equation that cannot move reads cannot move, nor what that reads.
-    users: dict[Var, list[Eqn]] = {}
+    users = jaxprs.readers(live)
     blocked: set[Var] = set()
     for eqn in reversed(live):
-        operands = jaxprs.inputs(eqn)
-        for v in operands:
-            users.setdefault(v, []).append(eqn)
-        if not primitives.is_movable(eqn):
+        is_movable = primitives.is_movable(eqn)
+        if not is_movable:
             fixed.update(eqn.outvars)
-            blocked.update(operands)
-        elif jaxprs.any_in(eqn.outvars, blocked):
-            blocked.update(operands)
+        if not is_movable or jaxprs.any_in(eqn.outvars, blocked):
+            blocked.update(jaxprs.inputs(eqn))
     fixed |= blocked
 
     # Contractions, and what follows from them.

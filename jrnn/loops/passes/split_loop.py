@@ -49,7 +49,7 @@ from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
-from jrnn.loops.ir import Loop, Results, RunLoop, strict_passes
+from jrnn.loops.ir import Length, Loop, Results, RunLoop, Values, strict_passes
 from jrnn.loops.passes import sums
 from jrnn.loops.passes.moves import (
     Dependences,
@@ -64,8 +64,6 @@ from jrnn.loops.passes.moves import (
 )
 from jrnn.loops.passes.sums import Contract, dot_as_written
 from jrnn.loops.passes.transposed_weights import transposed
-
-Length = int | Array  # T
 
 
 @dataclass(frozen=True)
@@ -98,16 +96,16 @@ class SplitLoop:
 
     def run(
         self,
-        consts: Sequence[Array],
-        init: Sequence[Array],
-        xs: Sequence[Array],
+        consts: Values,
+        init: Values,
+        xs: Values,
         length: Length,
         run_residual: RunLoop | None = None,
     ) -> Results:
         """Runs `length` steps of the whole loop. `run_residual` runs the residual loop, by default with `jax.lax.scan`."""
         return self.run_with(self.constants(consts), init, xs, length, run_residual)
 
-    def constants(self, consts: Sequence[Array]) -> Env:
+    def constants(self, consts: Values) -> Env:
         """Computes the values that are the same at all steps."""
 
         def transpose_for_loop(eqn: Eqn, *operands: Array) -> list[Array] | None:
@@ -123,8 +121,8 @@ class SplitLoop:
     def run_with(
         self,
         env: Env,
-        init: Sequence[Array],
-        xs: Sequence[Array],
+        init: Values,
+        xs: Values,
         length: Length,
         run_residual: RunLoop | None = None,
     ) -> Results:
@@ -153,14 +151,13 @@ class SplitLoop:
         # What follows it.
         over_time(self.sunk_eqns, self.sunk_vars, env, stacked)
         carry = dict(zip(positions, last))
-        producers = jaxprs.producers(loop.eqns) if self.accumulated else {}
         for i, values in self.accumulated.items():
             dtype = loop.carry[i].aval.dtype
             wide = sums.accumulator_dtype(dtype)
             accumulator = jnp.asarray(init[i], wide)
             for v in values:
                 accumulator = accumulator + sums.time_sum(
-                    v, producers, stacked, env, length, wide, self.contract
+                    v, loop.producers, stacked, env, length, wide, self.contract
                 )
             carry[i] = accumulator.astype(dtype)
 
@@ -204,7 +201,7 @@ def split(
     added_values = [v for values in added.values() for v in values]
     targets = jaxprs.variables(loop.ys)
     common = sums.common_parts(loop) if joins_parts and added else sums.NO_PARTS
-    targets += sums.sum_operands(added_values, facts.producers, available | set(targets), common)
+    targets += sums.sum_operands(added_values, loop.producers, available | set(targets), common)
     targets = list(dict.fromkeys(targets))
 
     # What of it is computed there.
