@@ -91,6 +91,12 @@ class _VirtualInstruction(NamedTuple):
     operands: list[int]
 
 
+_MovedDim = tuple[
+    int, int, int
+]  # the size of an axis that a stage moves or reduces, its strides in `read` and `out`
+_NO_DIM: _MovedDim = (1, 0, 0)
+
+
 class _Stage(NamedTuple):
     """A stage as the kernel gets it.
 
@@ -102,7 +108,7 @@ class _Stage(NamedTuple):
         read, out, init: references: what is read, what is written, and what a product starts from. -1 for none.
         pack, depth: of a product: the packed matrix, and its rows.
         op: of a reduction: one of `_REDUCTIONS`.
-        dims: sizes of what is moved or reduced, and the strides in `read` and `out`.
+        dims: the axes of what is moved or reduced.
     """
 
     kind: int = 0
@@ -116,32 +122,13 @@ class _Stage(NamedTuple):
     pack: int = -1
     depth: int = 0
     op: int = 0
-    dims: tuple[int, ...] = (0,) * (3 * _MAX_DIMS)
+    dims: Sequence[_MovedDim] = ((0, 0, 0),) * _MAX_DIMS
 
     def encoded(self) -> list[int]:
         *numbers, dims = self
-        return [*numbers, *dims]
-
-
-class _MovedDims:
-    """Sizes, and strides of sources and targets, of the axes of what a stage moves or reduces."""
-
-    def __init__(self) -> None:
-        self.sizes = [1] * _MAX_DIMS
-        self.sources = [0] * _MAX_DIMS
-        self.targets = [0] * _MAX_DIMS
-
-    def put(self, i: int, size: int, source: int, target: int) -> None:
-        self.sizes[i] = size
-        self.sources[i] = source
-        self.targets[i] = target
-
-    def span(self, strides: Sequence[int]) -> int:
-        """Returns the elements between the first and the last one, both included."""
-        return 1 + sum((n - 1) * stride for n, stride in zip(self.sizes, strides))
-
-    def encoded(self) -> tuple[int, ...]:
-        return (*self.sizes, *self.sources, *self.targets)
+        for of_all_dims in zip(*dims):  # the sizes, then the strides
+            numbers += of_all_dims
+        return numbers
 
 
 def stored_dtype(atom: Atom) -> str:
@@ -354,10 +341,10 @@ class CallEncoder:
         return _Stage(
             kind=_KINDS[o.kind],
             width=o.width,
-            read=self.ref(o.operands[0], o.axis, dims.span(dims.sources)),
-            out=self.ref(o.out, o.axis, dims.span(dims.targets)),
+            read=self.ref(o.operands[0], o.axis, _span(dims, 1)),
+            out=self.ref(o.out, o.axis, _span(dims, 2)),
             op=_REDUCTIONS.get(o.kind, 0),
-            dims=dims.encoded(),
+            dims=dims,
         )
 
     def _encode_product(self, o: Operation) -> _Stage:
@@ -384,34 +371,34 @@ class CallEncoder:
             init=self.ref(start[0], o.axis, o.width) if start else -1,
             pack=self.packs.setdefault(pack, len(self.packs)),
             depth=depth,
-            dims=_MovedDims().encoded(),
+            dims=[_NO_DIM] * _MAX_DIMS,
         )
 
 
-def _dims_of_move(source: Dims, target: Dims) -> _MovedDims:
+def _dims_of_move(source: Dims, target: Dims) -> list[_MovedDim]:
     """Returns the axes of a row that is moved, the last ones last."""
-    dims = _MovedDims()
-    i = _MAX_DIMS
-    for (size, source_stride), (_, target_stride) in zip(reversed(source), reversed(target)):
-        if size != 1:
-            i -= 1
-            if i < 0:
-                raise Unsupported("the step moves elements of an array with more than four axes")
-            dims.put(i, size, source_stride, target_stride)
-    return dims
+    pairs = zip(source, target)
+    dims = [(size, start, end) for (size, start), (_, end) in pairs if size != 1]
+    if len(dims) > _MAX_DIMS:
+        raise Unsupported("the step moves elements of an array with more than four axes")
+    return [_NO_DIM] * (_MAX_DIMS - len(dims)) + dims
 
 
-def _dims_of_reduction(source: Dims, count: int) -> _MovedDims:
+def _dims_of_reduction(source: Dims, count: int) -> list[_MovedDim]:
     """Returns the axes of a row, of which the first `count` remain; the reduced elements are the last axis."""
-    dims = _MovedDims()
     remaining = collapsed(source[:count])
-    targets = dense([n for n, _ in remaining])
-    for i, ((size, stride), (_, target)) in enumerate(zip(remaining, targets)):
-        dims.put(i, size, stride, target)
+    pairs = zip(remaining, dense([n for n, _ in remaining]))
+    dims = [(size, start, end) for (size, start), (_, end) in pairs]
+    dims += [_NO_DIM] * (_MAX_DIMS - len(dims))
     reduced = collapsed(source[count:])
     if reduced:
-        dims.put(_MAX_DIMS - 1, *reduced[0], 0)
+        dims[-1] = (*reduced[0], 0)
     return dims
+
+
+def _span(dims: Sequence[_MovedDim], which: int) -> int:
+    """Returns the elements between the first and the last one that a stage reads (1) or writes (2), both included."""
+    return 1 + sum([(dim[0] - 1) * dim[which] for dim in dims])
 
 
 class _ElementwiseStage:
