@@ -20,7 +20,7 @@ What XLA allocates was found by comparison with `compiled.memory_analysis()` (te
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import compress
@@ -168,15 +168,13 @@ class _Body:
         self.arrays = arrays
         self.kernels = [f.is_call or not arrays.isdisjoint(f.outs) for f in facts]
         self.sources = Sources()
-        self._operands: dict[Var, Sequence[Var]] = {}
         self.reads: list[Arrays] = []
         for fact in facts:
             read = self.sources.read(fact.inputs)
+            self.reads.append(read)
             for v in fact.outs:
-                self._operands[v] = fact.inputs
                 if v not in arrays:
                     self.sources.of[v] = read
-            self.reads.append(read)
 
     def in_order(self) -> list[int]:
         """Returns the positions of the kernels in XLA:CPU's order.
@@ -185,12 +183,13 @@ class _Body:
         array is there when what it is computed from is.
         """
         missing = Counter[int]()  # operands that are not there yet
-        readers = defaultdict[Var, list[int]](list)
+        readers: dict[Var, list[int]] = {}
         for i, fact in enumerate(self.facts):
             for v in fact.inputs:
-                if v in self._operands:
+                if v in readers:
                     missing[i] += 1
                     readers[v].append(i)
+            readers.update((v, []) for v in fact.outs)
 
         def ready(equations: list[int]) -> list[int]:
             """Returns the kernels among equations whose operands are there, and among those that follow from them."""
@@ -265,23 +264,9 @@ class _Body:
             for u in self.sources.listed(read & free):
                 if jaxprs.type_of(u) == jaxprs.type_of(v):
                     candidates.append(u)
-            if len(candidates) > 1:
-                candidates = [self._first_of(set(candidates), fact.inputs)]
-            reused.update(candidates)
-            free &= ~self.sources.bits(candidates)
+            reused.update(candidates[:1])
+            free &= ~self.sources.bits(candidates[:1])
         return reused
-
-    def _first_of(self, arrays: AbstractSet[Var], operands: Sequence[Var]) -> Var:
-        """Returns the first of several arrays that an equation reads, in the order of its operands and of their operands."""
-        queue = [*reversed(operands)]
-        met: set[Var] = set()
-        while True:
-            v = queue.pop()
-            if v in arrays:
-                return v
-            if v not in met and v not in self.arrays:
-                met.add(v)
-                queue += reversed(self._operands.get(v, ()))
 
     def copied_carry_bytes(self, outputs: AbstractSet[Var]) -> int:
         """Returns the bytes of carries that XLA copies: those that are stacked, or read after the new carry is written."""
@@ -343,7 +328,10 @@ def _is_separate(eqn: Eqn) -> bool:
     if eqn.primitive.name != "broadcast_in_dim" and not primitives.is_kind(eqn, "elementwise"):
         return False
     size = jaxprs.elements(eqn.outvars[0].aval.shape)
-    return any(1 < jaxprs.elements(a.aval.shape) < size for a in eqn.invars)
+    for a in eqn.invars:
+        if a.aval.shape and 1 < jaxprs.elements(a.aval.shape) < size:
+            return True
+    return False
 
 
 def _slices(estimator: Estimator, producers: Mapping[Var, Eqn], read: Iterable[Var]) -> set[Var]:

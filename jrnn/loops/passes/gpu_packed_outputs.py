@@ -60,19 +60,19 @@ def pack_stacks(loop: Loop, max_bytes: int) -> tuple[Loop, PackedStacks | None]:
         groups.setdefault(key, []).append(at)
     packs: list[list[int]] = []
     for group in groups.values():
-        fits = sum(jaxprs.nbytes(loop.ys[at]) for at in group) <= max_bytes
+        fits = sum(map(jaxprs.nbytes, jaxprs.take(loop.ys, group))) <= max_bytes
         packs += [group] if fits else [[at] for at in group]
     if len(packs) == len(loop.ys):
         return loop, None
 
     def step(*args: Array) -> list[Array]:
-        env = jaxprs.evaluate(loop.eqns, dict(zip(loop.inputs, args)))
-        values = [jaxprs.value(env, a) for a in loop.carry_out]
-        ys = [jaxprs.value(env, a) for a in loop.ys]
+        values = loop.step(*args)
+        ys = values[len(loop.carry) :]
+        outs = values[: len(loop.carry)]
         for pack in packs:
-            arrays = [ys[at] for at in pack]
-            values.append(jnp.concatenate(arrays, -1) if len(pack) > 1 else arrays[0])
-        return values
+            arrays = jaxprs.take(ys, pack)
+            outs.append(jnp.concatenate(arrays, -1) if len(pack) > 1 else arrays[0])
+        return outs
 
     packed = loop.traced(step, [v.aval for v in loop.inputs], len(loop.carry))
     widths = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 from jax import Array
 
@@ -39,13 +40,13 @@ class AxisOrder:
         self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
     ) -> Results:
         last, ys = run(
-            [change.inward(value) for change, value in zip(self.consts, consts)],
-            [change.inward(value) for change, value in zip(self.carry, init)],
-            [change.inward(x, stacked=True) for change, x in zip(self.xs, xs)],
+            [*map(LayoutChange.inward, self.consts, consts)],
+            [*map(LayoutChange.inward, self.carry, init)],
+            [*map(LayoutChange.inward, self.xs, xs, repeat(True))],
             length,
         )
-        last = [change.outward(value) for change, value in zip(self.carry, last)]
-        return last, [change.outward(y, stacked=True) for change, y in zip(self.ys, ys)]
+        last = [*map(LayoutChange.outward, self.carry, last)]
+        return last, [*map(LayoutChange.outward, self.ys, ys, repeat(True))]
 
 
 def normalize_axes(loop: Loop, merge: bool) -> tuple[Loop, AxisOrder | None]:
@@ -62,7 +63,7 @@ def normalize_axes(loop: Loop, merge: bool) -> tuple[Loop, AxisOrder | None]:
     rows = RowAxes(loop, merge)
 
     def changes(atoms: Sequence[Atom]) -> tuple[LayoutChange, ...]:
-        return tuple(LayoutChange(atom.aval.shape, rows.groups(atom)) for atom in atoms)
+        return tuple([LayoutChange(atom.aval.shape, rows.groups(atom)) for atom in atoms])
 
     form = AxisOrder(
         consts=changes(loop.consts),
@@ -72,8 +73,11 @@ def normalize_axes(loop: Loop, merge: bool) -> tuple[Loop, AxisOrder | None]:
     )
     # A loop is not rewritten for what it only adds up, or for its constants.
     added = added_to_carries(loop)
-    read = [change for i, change in enumerate(form.carry) if i not in added]
-    if _is_same((*read, *form.xs, *form.ys)) and not rows.has_transposed_rows:
+    read = [*form.xs, *form.ys]
+    for i, change in enumerate(form.carry):
+        if i not in added:
+            read.append(change)
+    if _is_same(read) and not rows.has_transposed_rows:
         return loop, None
 
     input_changes = (*form.consts, *form.carry, *form.xs)
@@ -86,8 +90,11 @@ def normalize_axes(loop: Loop, merge: bool) -> tuple[Loop, AxisOrder | None]:
             operands = [_value(env, a) for a in eqn.invars]
             with jaxprs.in_scope(eqn):
                 env.update(zip(eqn.outvars, evaluated(eqn, operands, rows.groups)))
-        outs = zip(loop.outputs, (*form.carry, *form.ys))
-        return [_output(a, env).in_layout(change.groups).array for a, change in outs]
+        outs = []
+        for atom, change in zip(loop.outputs, (*form.carry, *form.ys)):
+            value = env[atom] if jaxprs.is_in(atom, env) else StepValue.of(jaxprs.value(env, atom))
+            outs.append(value.in_layout(change.groups).array)
+        return outs
 
     avals = [change.aval(v.aval) for v, change in zip(loop.inputs, input_changes)]
     rewritten = loop.traced(step, avals, len(loop.carry))
@@ -108,8 +115,3 @@ def _is_same(changes: Sequence[LayoutChange]) -> bool:
 def _value(env: Env, atom: Atom) -> StepValue:
     """An operand; a literal stays a Python number, which has no axes."""
     return StepValue(atom.val, atom.aval.shape, ()) if jaxprs.is_literal(atom) else env[atom]
-
-
-def _output(atom: Atom, env: Env) -> StepValue:
-    """An output of the step; a literal becomes an array."""
-    return StepValue.of(jaxprs.value(env, atom)) if jaxprs.is_literal(atom) else env[atom]

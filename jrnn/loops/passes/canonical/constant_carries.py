@@ -44,28 +44,25 @@ class EliminatedCarries:
         counts = [_counter_values(init[i], by, steps) for i, by in self.counters]
         new_consts, carry, _ = self.map_inputs(consts, init, xs)
         last, ys = run(new_consts, carry, [*xs, *counts], length)
-        known = {i: init[i] for i in self.constants}
+        last_values = list(init)
         for i, by in self.counters:
-            known[i] = _counter_values(init[i], by, jnp.asarray(length))
-        remaining = iter(last)
-        return [known[i] if i in known else next(remaining) for i in range(len(init))], list(ys)
+            last_values[i] = _counter_values(init[i], by, jnp.asarray(length))
+        return jaxprs.replaced(last_values, self._remaining(len(init)), last), list(ys)
 
     def map_inputs(
         self, consts: Sequence[T], carry: Sequence[T], xs: Sequence[T]
     ) -> list[Sequence[T]]:
         """Maps one value for each input of the original loop, such as its name, to one for each of the rewritten loop."""
-        eliminated = self._eliminated
-        rest = [value for i, value in enumerate(carry) if i not in eliminated]
+        counters = [carry[i] for i, _ in self.counters]
         return [
-            [*consts, *(carry[i] for i in self.constants)],
-            rest,
-            [*xs, *(carry[i] for i, _ in self.counters)],
+            [*consts, *jaxprs.take(carry, self.constants)],
+            jaxprs.take(carry, self._remaining(len(carry))),
+            [*xs, *counters],
         ]
 
-    @property
-    def _eliminated(self) -> set[int]:
-        """The positions of all carries that are known."""
-        return {*self.constants, *(i for i, _ in self.counters)}
+    def _remaining(self, count: int) -> list[int]:
+        """Returns the positions of the carries that remain."""
+        return sorted({*range(count)}.difference(self.constants, dict(self.counters)))
 
 
 def _counter_values(first: Array, by: int, steps: Array) -> Array:
@@ -93,12 +90,10 @@ def eliminate_carries(loop: Loop) -> tuple[Loop, EliminatedCarries | None]:
     if not constants and not counters:
         return loop, None
     form = EliminatedCarries(tuple(constants), tuple(counters), loop.reverse)
-    consts, carry, xs = form.map_inputs(loop.consts, loop.carry, loop.xs)
+    consts, carry, xs = map(tuple, form.map_inputs(loop.consts, loop.carry, loop.xs))
     _, carry_out, _ = form.map_inputs((), loop.carry_out, ())
-    smaller = replace(
-        loop, consts=tuple(consts), carry=tuple(carry), xs=tuple(xs), carry_out=tuple(carry_out)
-    )
-    return smaller.with_eqns(smaller.eqns, smaller.outputs), form
+    smaller = replace(loop, consts=consts, carry=carry, xs=xs)
+    return smaller.with_eqns(loop.eqns, [*carry_out, *loop.ys]), form
 
 
 def _increment_of(v: Var, eqn: Eqn) -> int | None:

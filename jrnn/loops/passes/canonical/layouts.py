@@ -17,23 +17,26 @@ import jax.numpy as jnp
 from jax import Array
 
 from jrnn import jaxprs
+from jrnn.jaxprs.jax_internals import ShapedArray
 
+Dimension = Any  # a number, or a symbolic dimension of `jax.export`
+Shape = Sequence[Dimension]
 Group = tuple[int, ...]  # the axes of a value that one axis of an array holds
 Groups = tuple[Group, ...]  # for each axis of an array
 
 
-def is_unit(n: Any) -> bool:
+def is_unit(n: Dimension) -> bool:
     """Whether a dimension is 1; a symbolic one is not."""
     return jaxprs.is_known(n) and n == 1
 
 
-def natural(shape: Sequence[Any]) -> Groups:
+def natural(shape: Shape) -> Groups:
     """Returns the layout of a value whose axes stay in their order.
 
     >>> natural((1, 32, 256))
     ((1,), (2,))
     """
-    return tuple((a,) for a, n in enumerate(shape) if not is_unit(n))
+    return tuple([(a,) for a, n in enumerate(shape) if not is_unit(n)])
 
 
 def apart_groups(axes: Iterable[int]) -> list[Group]:
@@ -64,14 +67,13 @@ class StepValue:
     """
 
     array: Array
-    shape: tuple[Any, ...]
+    shape: Shape
     groups: Groups
 
     @property
     def axes(self) -> list[int]:
         """All axes that are not of size 1, in the order of the array."""
-        every = itertools.chain(*self.groups)
-        return [a for a in every if not is_unit(self.shape[a])]
+        return [a for a in itertools.chain(*self.groups) if not is_unit(self.shape[a])]
 
     def array_axis(self, axis: int) -> int | None:
         """Returns the axis of the array that holds an axis alone; None if there is none."""
@@ -79,7 +81,7 @@ class StepValue:
 
     def unmerge(self, which: Iterable[int] | None = None) -> StepValue:
         """Returns the value with merged axes apart: those groups that have some of the given axes, or all groups."""
-        some = {*itertools.chain(*self.groups)} if which is None else {*which}
+        some = set(itertools.chain(*self.groups) if which is None else which)
         groups: list[Group] = []
         for group in self.groups:
             groups += [group] if some.isdisjoint(group) else apart_groups(group)
@@ -89,20 +91,22 @@ class StepValue:
         """Returns the value in another layout, which has the same axes but perhaps others of size 1."""
         if groups == self.groups:
             return self
-        target = [g for g in groups if not self.is_unit_group(g)]
-        other = [group for group in self.groups if group not in target]
+        target = self._without_units(groups)
+        other = set(self.groups).difference(target)
         apart = self.unmerge(itertools.chain(*other)).squeezed()
-        order: list[int] = []
+        order: list[Group] = []
         for group in target:
-            parts = [group] if group in apart.groups else apart_groups(group)
-            order += [apart.groups.index(part) for part in parts]
-        array = apart.array if order == sorted(order) else jax.lax.transpose(apart.array, order)
-        transposed = StepValue(array, self.shape, tuple(apart.groups[i] for i in order))
-        return transposed._reshaped(groups)
+            order += [group] if group in apart.groups else apart_groups(group)
+        axes = list(map(apart.groups.index, order))
+        array = apart.array if axes == sorted(axes) else jax.lax.transpose(apart.array, axes)
+        return StepValue(array, self.shape, tuple(order))._reshaped(groups)
 
     def squeezed(self) -> StepValue:
         """Returns the value without axes of size 1."""
-        return self._reshaped(tuple(g for g in self.groups if not self.is_unit_group(g)))
+        return self._reshaped(self._without_units(self.groups))
+
+    def _without_units(self, groups: Groups) -> Groups:
+        return tuple(itertools.filterfalse(self.is_unit_group, groups))
 
     def is_unit_group(self, group: Group) -> bool:
         """Whether all axes of a group have size 1."""
@@ -123,21 +127,21 @@ class StepValue:
         return _in_shape(self.in_layout(natural(self.shape)).array, self.shape)
 
     @staticmethod
-    def of(array: Array, shape: Sequence[Any] | None = None) -> StepValue:
+    def of(array: Array, shape: Shape | None = None) -> StepValue:
         """Returns the value of an array with all of its axes, without those of size 1."""
         shape = tuple(jnp.shape(array) if shape is None else shape)
         groups = natural(shape)
         return StepValue(_in_shape(array, sizes(shape, groups)), shape, groups)
 
 
-def _in_shape(array: Array, shape: tuple[Any, ...]) -> Array:
+def _in_shape(array: Array, shape: Shape) -> Array:
     """Returns an array in a shape, with an equation only if it has another one."""
     return array if jnp.shape(array) == shape else jax.lax.reshape(array, shape)
 
 
-def sizes(shape: Sequence[Any], groups: Groups) -> tuple[Any, ...]:
+def sizes(shape: Shape, groups: Groups) -> tuple[Dimension, ...]:
     """Returns the shape of an array with a layout."""
-    return tuple(math.prod([shape[a] for a in group]) for group in groups)
+    return tuple(math.prod(jaxprs.take(shape, group)) for group in groups)
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,7 @@ class LayoutChange:
     (5, 2, 1, 8)
     """
 
-    shape: tuple[Any, ...]
+    shape: Shape
     groups: Groups
 
     @property
@@ -162,20 +166,17 @@ class LayoutChange:
     @property
     def is_transposed(self) -> bool:
         """Whether the elements change their order."""
-        return self._order != sorted(self._order)
+        order = [*itertools.chain(*self.groups)]
+        return order != sorted(order)
 
     @property
     def _order(self) -> list[int]:
-        """The axes in the order of the array, without the ones that are in no array."""
-        return [*itertools.chain(*self.groups)]
-
-    @property
-    def _full_order(self) -> list[int]:
         """All axes: the ones of the array in its order, then the others, of size 1."""
-        order = self._order
-        return order + [a for a in range(len(self.shape)) if a not in order]
+        order = dict.fromkeys(itertools.chain(*self.groups))
+        order.update(dict.fromkeys(range(len(self.shape))))
+        return list(order)
 
-    def aval(self, of: Any) -> Any:
+    def aval(self, of: ShapedArray) -> ShapedArray:
         """Returns the type of the array of one step, for a value of a type."""
         return of if self.is_same else of.update(shape=sizes(self.shape, self.groups))
 
@@ -184,7 +185,7 @@ class LayoutChange:
         if self.is_same:
             return value
         lead = jnp.shape(value)[:1] if stacked else ()
-        array = jnp.transpose(value, _behind_time(self._full_order, stacked))
+        array = jnp.transpose(value, _behind_time(self._order, stacked))
         return jnp.reshape(array, (*lead, *sizes(self.shape, self.groups)))
 
     def outward(self, array: Array, stacked: bool = False) -> Array:
@@ -192,11 +193,10 @@ class LayoutChange:
         if self.is_same:
             return array
         lead = jnp.shape(array)[:1] if stacked else ()
-        order = self._full_order
-        array = jnp.reshape(array, (*lead, *(self.shape[a] for a in order)))
-        return jnp.transpose(
-            array, _behind_time([order.index(a) for a in range(len(order))], stacked)
-        )
+        order = self._order
+        array = jnp.reshape(array, (*lead, *jaxprs.take(self.shape, order)))
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        return jnp.transpose(array, _behind_time(inverse, stacked))
 
 
 def _behind_time(order: Sequence[int], stacked: bool) -> list[int]:

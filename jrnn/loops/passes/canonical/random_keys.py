@@ -6,7 +6,7 @@ inputs alone then, and may leave the loop.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 import jax
@@ -36,17 +36,18 @@ class HoistedKeys:
         self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
     ) -> Results:
         values = dict(zip(self.loop.inputs, (*consts, *init, *xs)))
-        last_keys, stacked = self.key_loop.run(
-            [values[v] for v in self.key_loop.consts],
-            [values[v] for v in self.key_loop.carry],
-            [values[v] for v in self.key_loop.xs],
+        keys = self.key_loop
+        last_keys, stacked = keys.run(
+            jaxprs.take(values, keys.consts),
+            jaxprs.take(values, keys.carry),
+            jaxprs.take(values, keys.xs),
             length,
         )
-        rest = [first for v, first in zip(self.loop.carry, init) if v not in self.key_loop.carry]
-        last, ys = run(consts, rest, [*(values[v] for v in self.xs_read), *stacked], length)
-        known = dict(zip(self.key_loop.carry, last_keys))
-        remaining = iter(last)
-        return [known[v] if v in known else next(remaining) for v in self.loop.carry], ys
+        rest = [v for v in self.loop.carry if v not in keys.carry]
+        xs = [*jaxprs.take(values, self.xs_read), *stacked]
+        last, ys = run(consts, jaxprs.take(values, rest), xs, length)
+        last_values = dict(zip((*keys.carry, *rest), (*last_keys, *last)))
+        return jaxprs.take(last_values, self.loop.carry), ys
 
 
 def hoist_random_keys(loop: Loop) -> tuple[Loop, HoistedKeys | None]:
@@ -58,40 +59,41 @@ def hoist_random_keys(loop: Loop) -> tuple[Loop, HoistedKeys | None]:
     if not carried:
         return loop, None
     new_carries = dict(zip(loop.carry, loop.carry_out))
-    carry = [v for v in loop.carry if v in carried]
-    rest = [v for v in loop.carry if v not in carried]
-    out = [new_carries[v] for v in carry]
-    rest_out = [new_carries[v] for v in rest]
+    carry = _among(loop.carry, carried)
+    rest = _among(loop.carry, {*loop.carry}.difference(carried))
+    out = tuple(jaxprs.take(new_carries, carry))
+    rest_out = tuple(jaxprs.take(new_carries, rest))
     outs = [*rest_out, *loop.ys]
 
     # The loop of the keys.
-    inputs = {v for v in loop.inputs if v not in carried}
-    eqns, _ = jaxprs.needed(loop.eqns, out, {*inputs, *carried})
+    eqns, _ = jaxprs.needed(loop.eqns, out, set(loop.inputs))
     results = {*carry, *jaxprs.results(eqns)}
     if any(eqn.effects for eqn in eqns):
         return loop, None
-    others, read = jaxprs.needed(loop.eqns, outs, inputs | results, effects=True)
-    read_by_rest = dict.fromkeys((*read, *jaxprs.variables(outs)))
-    stacked = tuple(v for v in read_by_rest if v in results)
+    others, read = jaxprs.needed(loop.eqns, outs, results.union(loop.inputs), effects=True)
+    stacked = _among(dict.fromkeys((*read, *jaxprs.variables(outs))), results)
     free = {*jaxprs.free_variables(eqns), *jaxprs.variables(out), *stacked}
     key_loop = replace(
         loop,
         eqns=tuple(eqns),
-        consts=tuple(v for v in loop.consts if v in free),
-        carry=tuple(carry),
-        xs=tuple(v for v in loop.xs if v in free),
-        carry_out=tuple(out),
+        consts=_among(loop.consts, free),
+        carry=carry,
+        xs=_among(loop.xs, free),
+        carry_out=out,
         ys=stacked,
     )
     key_loop = as_arithmetic(key_loop, _has_rule)
 
     # The other loop, which reads them.
     used = {*jaxprs.free_variables(others), *jaxprs.variables(outs)}
-    xs = tuple(v for v in loop.xs if v in used)
-    smaller = replace(
-        loop, carry=tuple(rest), xs=(*xs, *stacked), carry_out=tuple(rest_out)
-    ).with_eqns(others, outs)
-    return smaller, HoistedKeys(loop, key_loop, xs)
+    xs = _among(loop.xs, used)
+    smaller = replace(loop, carry=rest, xs=(*xs, *stacked), carry_out=rest_out)
+    return smaller.with_eqns(others, outs), HoistedKeys(loop, key_loop, xs)
+
+
+def _among(variables: Iterable[Var], some: Collection[Var]) -> tuple[Var, ...]:
+    """Returns the variables that are among some others."""
+    return tuple(v for v in variables if v in some)
 
 
 def _has_rule(eqn: Eqn) -> bool:
@@ -107,8 +109,7 @@ def _carried_keys(loop: Loop) -> Collection[Var]:
             drawn_from.update(jaxprs.inputs(eqn))
     keys = {v for v in loop.carry if _is_key(v) or v in drawn_from}
     while keys:
-        others = [v for v in loop.carry if v not in keys]
-        dependent = jaxprs.depends(loop.eqns, others)
+        dependent = jaxprs.depends(loop.eqns, {*loop.carry} - keys)
         independent = set()
         for v, out in zip(loop.carry, loop.carry_out):
             if v in keys and not jaxprs.is_in(out, dependent):

@@ -34,16 +34,15 @@ class RowAxes:
         products, batches = self._join_axes(loop)
 
         # The rows, in the order of the first carry that has them.
-        fixed = {self._classes.root(axis) for axis in self._classes.fixed}
-        multiplied = {self._classes.root(axis) for axis in products} - fixed
+        root = self._classes.root
+        multiplied = set(map(root, products)).difference(map(root, self._classes.fixed))
         order: dict[axes.Axis, None] = {}
         for v in loop.carry:
             for (a,) in natural(v.aval.shape):
                 if self._root(v, a) in multiplied:
                     order[self._root(v, a)] = None
         self._order = list(order)
-        matrix_batch = {self._classes.root(axis) for axis in batches}
-        self._matrix_batch = matrix_batch.difference(self._order)
+        self._matrix_batch = set(map(root, batches)).difference(self._order)
 
         can_merge = merge and len(self._order) > 1 and not self._matrix_batch
         variables = (*loop.inputs, *jaxprs.results(loop.eqns))
