@@ -62,6 +62,7 @@ from jrnn.jaxprs.queries import inputs as inputs
 from jrnn.jaxprs.queries import is_by_rows as is_by_rows
 from jrnn.jaxprs.queries import is_known as is_known
 from jrnn.jaxprs.queries import is_zero as is_zero
+from jrnn.jaxprs.queries import made_by as made_by
 from jrnn.jaxprs.queries import nbytes as nbytes
 from jrnn.jaxprs.queries import needed as needed
 from jrnn.jaxprs.queries import nested_equations as nested_equations

@@ -217,6 +217,12 @@ def producers(eqns: Iterable[Eqn]) -> dict[Var, Eqn]:
     return defined
 
 
+def made_by(atom: Atom, producers: Mapping[Var, Eqn], name: str) -> Eqn | None:
+    """Returns the equation that computes a value, if it is one of a primitive; None otherwise."""
+    eqn = None if is_literal(atom) else producers.get(atom)
+    return eqn if eqn is not None and eqn.primitive.name == name else None
+
+
 def readers(eqns: Iterable[Eqn]) -> dict[Var, list[Eqn]]:
     """Returns the equations that read each variable, one that reads it twice as two."""
     reading: dict[Var, list[Eqn]] = {}

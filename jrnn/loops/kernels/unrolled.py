@@ -9,18 +9,23 @@ Shapes: T time, S the steps of an iteration.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from jrnn import jaxprs
 from jrnn.jaxprs import mesh_axes
 from jrnn.jaxprs.jax_internals import calling
-from jrnn.loops.ir import Loop, Results
+from jrnn.loops.ir import Loop, Results, Values
 
-Values = Sequence[Any]
+
+class _State(NamedTuple):
+    """The state of a loop over iterations: the number of steps that ran, the carry, and the stacks so far."""
+
+    at: Array
+    carry: list[Array]
+    ys: list[Array]
 
 
 def run_unrolled(
@@ -30,68 +35,59 @@ def run_unrolled(
 
     Invariant: each step computes what it does in `Loop.run`, from the same values.
     """
-    empty = [jaxprs.zeros_of_shape((length, *a.aval.shape), a.aval) for a in loop.ys]
     # The stacks vary over the mesh axes of the loop's values.
-    carry = list(init)
+    empty = [jaxprs.zeros_of_shape((length, *a.aval.shape), a.aval) for a in loop.ys]
     ys = mesh_axes.like(empty, (consts, init, xs))
+    carry = list(init)
     start = 0
     whole = length - length % size
     for end, steps in ((whole, size), (length, 1)):
         if start < end:
-            carry, ys = _run_iterations(loop, steps, (start, end), consts, carry, xs, ys, length)
+            state = _State(jnp.int32(start), list(carry), list(ys))
+            _, carry, ys = _run_iterations(loop, steps, end, consts, xs, state, length)
         start = end
     return carry, ys
 
 
 def _run_iterations(
-    loop: Loop,
-    size: int,
-    span: tuple[int, int],
-    consts: Values,
-    carry: Values,
-    xs: Values,
-    ys: Values,
-    length: int,
-) -> Results:
-    """Runs iterations of `size` steps each over a span of steps, counted in the order in which they run."""
-    start, end = span
+    loop: Loop, size: int, end: int, consts: Values, xs: Values, state: _State, length: int
+) -> _State:
+    """Runs iterations of `size` steps each up to a step, counted in the order in which they run."""
 
-    def run(state: Any) -> Any:
+    def run(state: _State) -> _State:
         at, carry, ys = state
         first = length - size - at if loop.reverse else at
         row = first.astype(jnp.uint32)  # an index that JAX need not compare with 0
-        carry, rows = _iteration(loop, size, consts, carry, [_rows(x, row, size) for x in xs])
-        return at + size, list(carry), [_written(y, r, row) for y, r in zip(ys, rows)]
+        rows = [lax.dynamic_slice(x, _indices(x, row), (size, *x.shape[1:])) for x in xs]
+        carry, new_rows = _iteration(loop, size, consts, carry, rows)
+        written = []
+        for y, of_y in zip(ys, new_rows):
+            written.append(lax.dynamic_update_slice(y, of_y, _indices(y, row)))
+        return _State(at + size, list(carry), written)
 
-    def is_before_end(state: Any) -> Any:
-        return state[0] < end
+    def is_before_end(state: _State) -> Array:
+        return state.at < end
 
-    _, carry, ys = lax.while_loop(is_before_end, run, (jnp.int32(start), list(carry), list(ys)))
-    return carry, ys
+    last: _State = lax.while_loop(is_before_end, run, state)
+    return last
 
 
 def _iteration(
     loop: Loop, size: int, consts: Values, carry: Values, rows: Values
-) -> tuple[Values, list[Any]]:
+) -> tuple[Values, list[Array]]:
     """Runs the steps of an iteration, from the rows of inputs to the rows of outputs, [S, ...]."""
     step = calling(loop.closed())
     count = len(loop.carry)
-    ys = list[Any]([None] * size)
+    ys: list[Values] = []
     for i in range(size)[:: -1 if loop.reverse else 1]:
         outs = step(*consts, *carry, *(r[i] for r in rows))
         carry = outs[:count]
-        ys[i] = outs[count:]
+        ys.append(outs[count:])
         carry = lax.optimization_barrier(carry) if size > 1 and carry else carry
-    return carry, [jnp.stack(each) for each in zip(*ys)]
+    in_order = ys[::-1] if loop.reverse else ys
+    return carry, [jnp.stack(each) for each in zip(*in_order)]
 
 
-def _rows(stack: Any, row: Any, size: int) -> Any:
-    return lax.dynamic_slice(stack, _indices(stack, row), (size, *stack.shape[1:]))
-
-
-def _written(stack: Any, rows: Any, row: Any) -> Any:
-    return lax.dynamic_update_slice(stack, rows, _indices(stack, row))
-
-
-def _indices(stack: Any, row: Any) -> tuple[Any, ...]:
+def _indices(stack: Array, row: Array) -> tuple[Array, ...]:
+    """Returns where a row of a stacked array begins."""
     return (row, *[jnp.zeros((), row.dtype)] * (stack.ndim - 1))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Program, Var
+from jrnn.jaxprs.jax_internals import ClosedJaxpr
 from jrnn.loops.ir import Loop
 
 # A product is computed after the branches if it has more than 6 times the bytes of its operands. With 4 times, in a product
@@ -57,16 +57,20 @@ class _Branches:
     @staticmethod
     def of(eqn: Eqn) -> _Branches:
         programs = [*map(jaxprs.inlined, eqn.params["branches"])]
-        if any(program.constvars for program in programs):
-            return _Branches(programs, {})
-        producers = [jaxprs.producers(program.eqns) for program in programs]
-        outvars = [program.outvars for program in programs]
+        nonzero: dict[int, list[int]] = {}  # the branches that do not return a result as zeros
         products = {}
-        for k, atoms in enumerate(zip(*outvars)):
-            nonzero = [i for i, atom in enumerate(atoms) if not jaxprs.is_zero(atom, producers[i])]
-            if len(nonzero) == 1:
-                (branch,) = nonzero
-                eqns = _large_product(atoms[branch], producers[branch])
+        producers = []
+        for branch, program in enumerate(programs):
+            if program.constvars:
+                return _Branches(programs, {})
+            producers.append(jaxprs.producers(program.eqns))
+            for k, atom in enumerate(program.outvars):
+                if not jaxprs.is_zero(atom, producers[branch]):
+                    nonzero.setdefault(k, []).append(branch)
+        for k, branches in sorted(nonzero.items()):
+            if len(branches) == 1:
+                (branch,) = branches
+                eqns = _large_product(programs[branch].outvars[k], producers[branch])
                 if eqns:
                     products[k] = branch, eqns
         return _Branches(programs, products)
@@ -79,8 +83,8 @@ class _Branches:
             for a in product.invars:
                 operands[branch, a] = None
         branches = []
-        for branch in range(len(self.programs)):
-            branches.append(self._without_products(branch, others, [*operands]))
+        for branch, program in enumerate(self.programs):
+            branches.append(_with_operands(program, branch, others, [*operands]))
         arguments = [jaxprs.value(env, a) for a in eqn.invars]
         with jaxprs.in_scope(eqn):
             values = jaxprs.bind(eqn, *arguments, branches=tuple(branches))
@@ -91,27 +95,27 @@ class _Branches:
             results[k] = jaxprs.evaluate(eqns, env_of_product)[eqns[-1].outvars[0]]
         return [results[k] for k in range(len(eqn.outvars))]
 
-    def _without_products(
-        self, branch: int, others: Sequence[int], operands: Sequence[tuple[int, Atom]]
-    ) -> Any:
-        """Returns a branch that returns some of its results, and then the operands of the products of all branches."""
-        program = self.programs[branch]
-        outs = [program.outvars[k] for k in others]
-        read = [*outs, *(a for i, a in operands if i == branch)]
-        eqns, _ = jaxprs.needed(program.eqns, read, set(program.invars), effects=True)
 
-        def run(*args: Array) -> list[Array]:
-            env = jaxprs.evaluate(eqns, dict(zip(program.invars, args)))
-            values = [jaxprs.value(env, a) for a in outs]
-            for i, a in operands:
-                if i == branch:
-                    values.append(jaxprs.value(env, a))
-                else:
-                    values.append(jaxprs.zeros_of_shape(a.aval.shape, a.aval))
-            return values
+def _with_operands(
+    program: Program, branch: int, others: Sequence[int], operands: Sequence[tuple[int, Atom]]
+) -> ClosedJaxpr:
+    """Returns a branch that returns some of its results, and then the operands of the products of all branches."""
+    outs = jaxprs.take(program.outvars, others)
+    read = [*outs, *(a for i, a in operands if i == branch)]
+    eqns, _ = jaxprs.needed(program.eqns, read, set(program.invars), effects=True)
 
-        avals = [v.aval for v in program.invars]
-        return jax.make_jaxpr(run)(*avals)
+    def run(*args: Array) -> list[Array]:
+        env = jaxprs.evaluate(eqns, dict(zip(program.invars, args)))
+        values = [jaxprs.value(env, a) for a in outs]
+        for i, a in operands:
+            if i == branch:
+                values.append(jaxprs.value(env, a))
+            else:
+                values.append(jaxprs.zeros_of_shape(a.aval.shape, a.aval))
+        return values
+
+    avals = [v.aval for v in program.invars]
+    return jax.make_jaxpr(run)(*avals)
 
 
 def _large_product(atom: Atom, producers: Mapping[Var, Eqn]) -> list[Eqn]:

@@ -20,7 +20,7 @@ Shapes: N batch, H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -39,6 +39,11 @@ def join_activations(loop: Loop) -> Loop:
     cuts = _joined_slices(loop)
     if not any(isinstance(cut.of, Joined) for cut in cuts.values()):
         return loop
+    return with_slices(loop, cuts)
+
+
+def with_slices(loop: Loop, cuts: Mapping[Var, AxisSlice]) -> Loop:
+    """Returns the loop with some results computed as slices of variables and of joined values."""
 
     def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
         if not eqn.outvars or not all(v in cuts for v in eqn.outvars):  # all results of a `split`
@@ -118,7 +123,7 @@ class Joined:
     """
 
     eqn: Eqn
-    operands: tuple[AxisSlice | Concatenation | Joined, ...]
+    operands: Sequence[Var | AxisSlice | Concatenation | Joined]
     aval: Any = None
 
     def value(self, env: Env) -> Array:

@@ -319,10 +319,8 @@ def _joined(
 ) -> tuple[Var, ...] | None:
     """Returns the results of a stage that are concatenated along the contracted axis of a matrix product, or None."""
     left = eqn.invars[0]
-    join = producers.get(left)
-    if join is None or join.primitive.name != "concatenate":
-        return None
-    if join.params["dimension"] != left.aval.ndim - 1:
+    join = jaxprs.made_by(left, producers, "concatenate")
+    if join is None or join.params["dimension"] != left.aval.ndim - 1:
         return None
     parts = tuple(jaxprs.inputs(join))
     types = set(map(jaxprs.type_of, join.invars))

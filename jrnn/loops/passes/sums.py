@@ -98,16 +98,15 @@ def common_parts(loop: Loop) -> StackedParts:
     than stacks of two concatenations of three. The parts have one shape, and are joined along the last axis, the only one
     that is not contracted.
     """
-    varying_eqns = []
-    for eqn in loop.eqns:
-        if all(jaxprs.is_in(a, loop.varying) for a in eqn.invars):
-            varying_eqns.append(eqn)
-    joins = {e.outvars[0]: e.invars for e in varying_eqns if _is_joined_along_last(e)}
-
     # A concatenation counts if contractions over all axes but the last are all that reads it.
+    joins: dict[Var, Sequence[Var]] = {}
     read: dict[Var, Sequence[Var]] = {}
-    others: set[Atom] = set()
-    for eqn in varying_eqns:
+    others: set[Var] = set()
+    for eqn in loop.eqns:
+        if not all(jaxprs.is_in(a, loop.varying) for a in eqn.invars):
+            continue
+        if _is_joined_along_last(eqn):
+            joins[eqn.outvars[0]] = eqn.invars
         if eqn.primitive.name != "dot_general":
             continue
         contracted, batch = eqn.params["dimension_numbers"]
@@ -117,13 +116,13 @@ def common_parts(loop: Loop) -> StackedParts:
                 read[v] = joins[v]
             else:
                 others.add(v)
-    parts_of = {v: parts for v, parts in read.items() if v not in others}
+    for v in others:
+        read.pop(v, None)
 
     uses: Counter[Var] = Counter()
-    for parts in parts_of.values():
+    for parts in read.values():
         uses.update(set(parts))
-    shared = {part for part, count in uses.items() if count > 1}
-    return {v: parts for v, parts in parts_of.items() if jaxprs.any_in(parts, shared)}
+    return {v: parts for v, parts in read.items() if max(jaxprs.take(uses, parts)) > 1}
 
 
 def _is_joined_along_last(eqn: Eqn) -> bool:
@@ -223,11 +222,10 @@ class _TimeSums:
         """Returns the stacked array of an operand, or the arrays of its parts; None for what is the same at all steps."""
         if jaxprs.is_in(atom, self.stacked):
             return self.stacked[atom]
-        if not jaxprs.is_in(atom, self.producers) or atom in self.env:
+        join = jaxprs.made_by(atom, self.producers, "concatenate")
+        if join is None or atom in self.env:
             return None
-        eqn = self.producers[atom]
-        is_joined = eqn.primitive.name == "concatenate"
-        return [self.stacked[part] for part in eqn.invars] if is_joined else None
+        return jaxprs.take(self.stacked, join.invars)
 
     def _contraction(self, eqn: Eqn, dtype: DType, swap: bool = False) -> Array:
         """Returns the sum over time of a dot: contracts time together with the dot's own axes."""
@@ -300,7 +298,7 @@ def linear_region(
 
 def _pays(v: Atom, producers: Producers, free: Collection[Var]) -> bool:
     """Returns True if summing after the loop is better than adding at each step."""
-    if jaxprs.is_in(v, producers) and producers[v].primitive.name == "reduce_sum":
+    if jaxprs.made_by(v, producers, "reduce_sum") is not None:
         return True
     above = linear_region(v, producers, free)
     if above is None:
@@ -311,13 +309,12 @@ def _pays(v: Atom, producers: Producers, free: Collection[Var]) -> bool:
         if eqn.primitive.name == "reduce_sum":
             reduced.update(jaxprs.inputs(eqn))
 
-    def is_cheap_to_stack(a: Atom) -> bool:
+    for a in ends:
         if jaxprs.nbytes(a) <= _MAX_STACKED_BYTES or jaxprs.is_in(a, reduced):
-            return True
-        is_computed = jaxprs.is_in(a, producers) and a not in free
-        return is_computed and producers[a].primitive.name == "dot_general"
-
-    return all(map(is_cheap_to_stack, ends))
+            continue
+        if jaxprs.made_by(a, producers, "dot_general") is None or a in free:
+            return False
+    return True
 
 
 def _operands(
@@ -330,9 +327,9 @@ def _operands(
     for atom in above[1]:
         if jaxprs.is_literal(atom):
             continue
-        eqn = None if atom in stacked else producers.get(atom)
-        if eqn is not None and eqn.primitive.name == "dot_general":
-            values += jaxprs.inputs(eqn)
+        product = jaxprs.made_by(atom, producers, "dot_general")
+        if product is not None and atom not in stacked:
+            values += jaxprs.inputs(product)
         elif not contractions_only:
             values.append(atom)
     return values
@@ -429,36 +426,33 @@ def widen_sums(loop: Loop) -> tuple[Loop, WideSums | None]:
     Returns:
         The loop, and the dtypes of its carries; None if no carry is widened.
     """
-    widened_sums = {}
+    widened: dict[int, tuple[Atom, ...]] = {}
+    wide = [v.aval for v in loop.carry]
     for i, values in added_to_carries(loop).items():
-        dtype = loop.carry[i].aval.dtype
-        if accumulator_dtype(dtype) != dtype:
-            widened_sums[i] = values
-    if not widened_sums:
+        dtype = accumulator_dtype(wide[i].dtype)
+        if dtype != wide[i].dtype:
+            widened[i] = values
+            wide[i] = wide[i].update(dtype=dtype, weak_type=False)
+    if not widened:
         return loop, None
 
     def step(*args: Array) -> list[Array]:
         env = dict(zip(loop.inputs, args))
         known = dict(env)
-        for i in widened_sums:
+        for i in widened:
             carry = loop.carry[i]
             known[carry] = env[carry].astype(carry.aval.dtype)
         jaxprs.evaluate(loop.eqns, known)
-        for i, values in widened_sums.items():
-            total = env[loop.carry[i]]
+        outs = [jaxprs.read(known, a) for a in loop.outputs]
+        for i, values in widened.items():
+            outs[i] = env[loop.carry[i]]
             for v in values:
-                total = total + jaxprs.value(known, v).astype(total.dtype)
-            known[loop.carry_out[i]] = total
-        return [jaxprs.read(known, a) for a in loop.outputs]
+                outs[i] = outs[i] + jaxprs.value(known, v).astype(outs[i].dtype)
+        return outs
 
-    avals = [v.aval for v in loop.inputs]
-    first = len(loop.consts)
-    for i in widened_sums:
-        narrow = avals[first + i]
-        avals[first + i] = narrow.update(dtype=accumulator_dtype(narrow.dtype), weak_type=False)
-    widened = loop.traced(step, avals, len(loop.carry))
-    return widened, WideSums(wide=_dtypes(widened.carry), narrow=_dtypes(loop.carry))
-
-
-def _dtypes(carry: Sequence[Var]) -> tuple[Any, ...]:
-    return tuple(v.aval.dtype for v in carry)
+    avals = [v.aval for v in loop.consts] + wide + [v.aval for v in loop.xs]
+    dtypes = WideSums(
+        wide=tuple(aval.dtype for aval in wide),
+        narrow=tuple(v.aval.dtype for v in loop.carry),
+    )
+    return loop.traced(step, avals, len(loop.carry)), dtypes

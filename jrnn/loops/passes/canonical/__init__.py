@@ -18,7 +18,6 @@ old one's arguments. Read `constant_carries.py` first.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
@@ -37,23 +36,21 @@ def unplaced(loop: Loop) -> Loop:
     Only primitives of the table lose the parameter. To others, such as `sharding_constraint`, it is what they do.
     """
 
-    def says_nothing(value: Any) -> bool:
-        return isinstance(value, NamedSharding) and {*value.mesh.axis_types} <= {
-            AxisType.Auto,
-            AxisType.Manual,
-        }
+    eqns = []
+    for eqn in loop.eqns:
+        params = eqn.params
+        for name in ("sharding", "out_sharding"):
+            if _says_nothing(params.get(name)) and primitives.is_known(eqn):
+                params = {**params, name: None}
+        eqns.append(eqn if params is eqn.params else eqn.replace(params=params))
+    return replace(loop, eqns=tuple(eqns))
 
-    def without_placement(eqn: Any) -> Any:
-        if not primitives.is_known(eqn):
-            return eqn
-        cleared = {
-            name: None
-            for name in ("sharding", "out_sharding")
-            if says_nothing(eqn.params.get(name))
-        }
-        return eqn.replace(params={**eqn.params, **cleared}) if cleared else eqn
 
-    return replace(loop, eqns=tuple(map(without_placement, loop.eqns)))
+def _says_nothing(sharding: object) -> bool:
+    """Whether a value is a sharding over axes that are not explicit."""
+    if not isinstance(sharding, NamedSharding):
+        return False
+    return AxisType.Explicit not in sharding.mesh.axis_types
 
 
 def reads_array_literals(loop: Loop) -> bool:

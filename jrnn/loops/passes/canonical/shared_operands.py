@@ -12,15 +12,11 @@ from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
-from jax import Array
-
 from jrnn import jaxprs
-from jrnn.jaxprs import Env, Eqn, Var, axes, primitives
+from jrnn.jaxprs import Eqn, Var, axes, primitives
 from jrnn.jaxprs.programs import is_explicit
 from jrnn.loops.ir import Loop
-from jrnn.loops.passes.gates import AxisSlice, Concatenation, Joined, axis_slices
+from jrnn.loops.passes.gates import AxisSlice, Concatenation, Joined, axis_slices, with_slices
 
 _MIN_STEPS = 16  # fewer steps are not worth a copy of the matrices, which each step reads
 
@@ -62,30 +58,30 @@ def join_products(loop: Loop) -> Loop:
 
     What the next carry needs is not joined with what only outputs need. Invariant: every value is unchanged.
     """
-    joined = _with_joined_products(loop)
-    return loop if joined is loop else _with_joined_sums(joined)
-
-
-def _with_joined_products(loop: Loop) -> Loop:
-    """Computes each group of products as one product, where its first equation is."""
-    groups = [group for group in _groups(loop) if len(group) > 1]
-    if not groups:
+    products = _joined_products(loop)
+    if not products:
         return loop
-    group_of: dict[int, list[_Product]] = {}
-    for group in groups:
-        group_of.update((id(product.eqn), group) for product in group)
-    results: dict[int, Array] = {}
+    joined = with_slices(_constants_first(loop), products)
+    sums = _joined_sums(joined)
+    return with_slices(_constants_first(joined), sums) if sums else joined
 
-    def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
-        group = group_of.get(id(eqn))
-        if group is None:
-            return None
-        if id(eqn) not in results:
-            for product, result in zip(group, _joined(group, env)):
-                results[id(product.eqn)] = result
-        return [results[id(eqn)]]
 
-    return _constants_first(loop).rewrite(rule)
+def _joined_products(loop: Loop) -> dict[Var, AxisSlice]:
+    """Returns the products that are slices of a product with joined constants."""
+    slices: dict[Var, AxisSlice] = {}
+    for group in _groups(loop):
+        if len(group) < 2:
+            continue
+        eqn, matrix, free, axis = group[0]
+        operands: list[Any] = list(eqn.invars)
+        operands[matrix] = Concatenation([p.eqn.invars[matrix] for p in group], free)
+        whole = Joined(eqn, operands)
+        lo = 0
+        for product in group:
+            hi = lo + product.out.aval.shape[axis]
+            slices[product.out] = AxisSlice(whole, axis, lo, hi)
+            lo = hi
+    return slices
 
 
 def _constants_first(loop: Loop) -> Loop:
@@ -95,18 +91,6 @@ def _constants_first(loop: Loop) -> Loop:
         return not loop.varying.isdisjoint(eqn.outvars)
 
     return replace(loop, eqns=tuple(sorted(loop.eqns, key=varies)))
-
-
-def _joined(group: Sequence[_Product], env: Env) -> list[Array]:
-    """Returns the results of products with one operand, from one product."""
-    eqn, matrix, free, axis = group[0]
-    ends = np.cumsum([p.out.aval.shape[axis] for p in group]).tolist()
-    with jaxprs.in_scope(eqn):
-        whole = jax.lax.concatenate([env[p.eqn.invars[matrix]] for p in group], free)
-        operands = [env.get(a) for a in eqn.invars]
-        operands[matrix] = whole
-        (result,) = jaxprs.bind(eqn, *operands)
-        return [jax.lax.slice_in_dim(result, lo, hi, axis=axis) for lo, hi in zip([0, *ends], ends)]
 
 
 def _groups(loop: Loop) -> Collection[list[_Product]]:
@@ -157,21 +141,6 @@ def _product(eqn: Eqn, loop: Loop) -> _Product | None:
 # Sums of joined products ----------------------------------------------------------------------------------------------
 
 
-def _with_joined_sums(loop: Loop) -> Loop:
-    """Rewrites `a[:n] + b, a[n:] + c` as slices of `a + [b c]`, where b and c are constants or slices of one array."""
-    joined = _joined_sums(loop)
-    if not joined:
-        return loop
-
-    def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
-        if not eqn.outvars or eqn.outvars[0] not in joined:
-            return None
-        with jaxprs.in_scope(eqn):
-            return [joined[eqn.outvars[0]].value(env)]
-
-    return _constants_first(loop).rewrite(rule)
-
-
 class _Sum(NamedTuple):
     """An addition of a slice and another operand, a constant or a slice."""
 
@@ -183,6 +152,7 @@ class _Sum(NamedTuple):
 def _joined_sums(loop: Loop) -> dict[Var, AxisSlice]:
     """Returns the sums that are slices of sums of whole arrays.
 
+    It rewrites `a[:n] + b, a[n:] + c` as slices of `a + [b c]`, where b and c are constants or slices of one array.
     Sums of sums follow from each other: of n biases that are added one after the other, each sum is joined when the one
     before it is. So sums are read by the number of sums before them.
     """
