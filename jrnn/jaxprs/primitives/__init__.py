@@ -7,7 +7,7 @@ In: an equation. Out: what is known of its primitive. Read `table.py` first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -126,6 +126,23 @@ def is_sum(eqn: jaxprs.Eqn) -> bool:
         and not row.stops
         and not row.positions
     )
+
+
+def is_affine(eqn: jaxprs.Eqn, moves: Sequence[bool]) -> bool:
+    """Returns True if each element of an elementwise result is affine in the elements of some operands.
+
+    Args:
+        eqn: the equation.
+        moves: for each operand, whether it is one of these. The others are factors, divisors, conditions and addends.
+    """
+    name = eqn.primitive.name
+    if name == "mul":
+        return not all(moves)
+    if name == "div":
+        return not moves[1]
+    if name == "select_n":
+        return not moves[0]
+    return is_sum(eqn) or is_retyping(eqn)
 
 
 def is_discontinuous(eqn: jaxprs.Eqn) -> bool:

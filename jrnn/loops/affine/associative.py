@@ -12,9 +12,7 @@ Shapes: T time, K carries that are solved together.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import itertools
 from typing import Any
 
 import jax
@@ -24,26 +22,21 @@ from jrnn import jaxprs
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.ranges import largest_size
 from jrnn.loops.affine import rounds
-from jrnn.loops.affine.carries import (
-    MOST_TOGETHER,
-    Between,
-    GroupFunction,
-    check_diagonal,
-    solve_in_order,
-)
+from jrnn.loops.affine.carries import Between, Group, GroupFunction, Values, solve_in_order
+from jrnn.loops.affine.reader import MOST_TOGETHER, read_diagonal
 from jrnn.loops.ir import Loop, Results, Unsupported
 
 
-def solve_loop(
-    loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
-) -> Results:
+def solve_loop(loop: Loop, consts: Values, init: Values, xs: Values, length: Any) -> Results:
     """Solves a loop by a parallel prefix instead of running its steps."""
+    groups = _groups(loop)
 
-    def solve(number: int, part: GroupFunction, first: list[Any]) -> list[Any]:
+    def solve(number: int, part: GroupFunction, first: Values) -> Values:
         """Returns all states of `h[t] = a[t] h[t-1] + b[t]` from `h[-1] = first`: K arrays [T, ...]."""
+        step = read_diagonal(loop, groups[number], part.eqns)
 
         def coefficients(stack: Any) -> tuple[Any, Any]:
-            return _coefficients(lambda old: part.fn(part.consts, stack, old), first)
+            return step.values(part.inputs(part.consts, stack), first[0])
 
         a, b = jax.vmap(coefficients, axis_size=length)(part.stacks)
         a, b = jax.tree.map(lambda v: v[::-1], (a, b)) if loop.reverse else (a, b)
@@ -53,7 +46,7 @@ def solve_loop(
         h = rounds.associative_solve(a, b)
         return [x[::-1] for x in h] if loop.reverse else h
 
-    return solve_in_order(loop, _groups(loop), solve, consts, init, xs, length)[0]
+    return solve_in_order(loop, groups, solve, consts, init, xs, length)[0]
 
 
 def refusal(loop: Loop) -> str | None:
@@ -67,7 +60,7 @@ def refusal(loop: Loop) -> str | None:
     try:
         between = Between(loop)
         for group in sorted(_groups(loop), key=lambda group: len(group) <= MOST_TOGETHER):
-            check_diagonal(loop, group, between)
+            read_diagonal(loop, group, between.of(group)[0])
     except Unsupported as why:
         return str(why)
     return None
@@ -85,20 +78,17 @@ def is_bounded(loop: Loop) -> bool:
 
     step, _ = jaxprs.needed(loop.eqns, loop.carry_out, set(loop.inputs))
 
-    def factors(*values: Any) -> list[Any]:
+    def factors(*values: Any) -> Values:
         env = jaxprs.evaluate(step, dict(zip(loop.inputs, values)))
-        rows = []
+        of_all = []
         for group in _groups(loop):
-            body, read = between.of(group)
-            alone = replace(loop, eqns=tuple(body))
-            part = GroupFunction.of(alone, group, {v: env[v] for v in read}, {})
-            new = functools.partial(part.fn, part.consts, [])
-            rows += _coefficients(new, [env[loop.carry[i]] for i in group])[0]
-        return [a for row in rows for a in row]
+            affine = read_diagonal(loop, group, between.of(group)[0])
+            rows, _ = affine.values(env, env[loop.carry[group[0]]])
+            of_all += itertools.chain(*rows)
+        return of_all
 
-    return all(
-        size <= 1 for size in largest_size(jax.make_jaxpr(factors)(*(v.aval for v in loop.inputs)))
-    )
+    closed = jax.make_jaxpr(factors)(*(v.aval for v in loop.inputs))
+    return max(largest_size(closed)) <= 1
 
 
 def why_not_automatic(loop: Loop, least_steps: int) -> str | None:
@@ -114,27 +104,5 @@ def why_not_automatic(loop: Loop, least_steps: int) -> str | None:
     return None
 
 
-def _groups(loop: Loop) -> list[tuple[int, ...]]:
+def _groups(loop: Loop) -> list[Group]:
     return jaxprs.carry_groups(loop.eqns, loop.carry, loop.carry_out).groups
-
-
-def _coefficients(
-    new: Callable[[list[Any]], list[Any]], like: Sequence[Any]
-) -> tuple[list[list[Any]], list[Any]]:
-    """Returns `a` and `b` of a step that is affine in some carries with a diagonal Jacobian: K x K arrays, and K arrays.
-
-    Args:
-        new: from the carries to their new values.
-        like: values with the types of the carries.
-    """
-    zeros = list(map(jnp.zeros_like, like))
-    columns = []
-    rest = []
-    for k, zero in enumerate(zeros):
-
-        def of_one(carry: Any, k: int = k) -> list[Any]:
-            return new([*zeros[:k], carry, *zeros[k + 1 :]])
-
-        rest, column = jax.jvp(of_one, [zero], [jnp.ones_like(zero)])
-        columns.append(column)
-    return [list(row) for row in zip(*columns)], rest

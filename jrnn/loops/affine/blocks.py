@@ -18,14 +18,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Program, Var, primitives
 from jrnn.jaxprs.axes import aligned
 from jrnn.loops.affine import rounds
+from jrnn.loops.affine.carries import Group, Values
 
 _UNROLLED = 4  # blocks up to this size are computed column by column, without `vmap`
 
+Axes = tuple[int, ...]
+Shape = tuple[int, ...]
 # For each axis of a carry, the axis of a value that is aligned with it, or None.
 AlignedAxes = tuple[int | None, ...]
 # The position of a carry -> its axes, for the carries that a value depends on.
@@ -43,29 +47,31 @@ class Blocks:
         same: axes of a single carry along which the blocks are the same, so that there is one for all of them.
     """
 
-    carries: tuple[int, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    aligned: tuple[int, ...]
-    same: tuple[int, ...] = ()
+    carries: Group
+    shapes: tuple[Shape, ...]
+    aligned: Axes
+    same: Axes = ()
 
     @property
-    def batch(self) -> tuple[int, ...]:
+    def batch(self) -> Shape:
         """The sizes of the aligned axes."""
         return tuple(self.shapes[0][axis] for axis in self.aligned)
 
     @property
-    def _lead(self) -> tuple[int, ...]:
-        """The axes of vectors before the last: those of the batch, and how many vectors have the same block."""
-        return (
-            (*self.batch, math.prod(self.shapes[0][axis] for axis in self.same))
-            if self.same
-            else self.batch
-        )
+    def _vectors(self) -> int:
+        """How many vectors have the same block."""
+        return math.prod(jaxprs.take(self.shapes[0], self.same))
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def _lead(self) -> Shape:
+        """The axes of vectors before the last: those of the batch, and how many vectors have the same block."""
+        return (*self.batch, self._vectors) if self.same else self.batch
+
+    @property
+    def sizes(self) -> Axes:
         """The number of elements of each carry in a block."""
-        return tuple(math.prod(shape) // max(1, math.prod(self._lead)) for shape in self.shapes)
+        count = max(1, math.prod(self._lead))
+        return tuple(math.prod(shape) // count for shape in self.shapes)
 
     @property
     def block(self) -> int:
@@ -75,43 +81,44 @@ class Blocks:
     @property
     def runs(self) -> int:
         """The number of `basis` vectors, of which the step makes all columns of the blocks."""
-        return -(-self.block // (self._lead[-1] if self.same else 1))
+        return -(-self.block // self._vectors)
 
-    def join(self, leaves: Sequence[Any], lead: int = 0) -> jax.Array:
+    def join(self, leaves: Values, lead: int = 0) -> Array:
         """Returns carries [lead..., shape] as one array of vectors, [lead..., A, M]."""
         parts = []
+        axes_before = tuple(range(lead))
         for leaf, shape, size in zip(leaves, self.shapes, self.sizes):
-            moved = jnp.transpose(leaf, (*range(lead), *(lead + k for k in self._order(shape))))
+            order = [lead + axis for axis in self._order(shape)]
+            moved = jnp.transpose(leaf, (*axes_before, *order))
             parts.append(moved.reshape(*leaf.shape[:lead], *self._lead, size))
         return jnp.concatenate(parts, axis=-1)
 
-    def part(self, joined: jax.Array, lead: int = 0) -> list[jax.Array]:
+    def part(self, joined: Array, lead: int = 0) -> list[Array]:
         """The inverse of `join`."""
         leaves = []
         start = 0
         for shape, size in zip(self.shapes, self.sizes):
-            piece = joined[..., start : start + size]
-            order = self._order(shape)
+            part = joined[..., start : start + size]
             start += size
-            piece = piece.reshape(*joined.shape[:lead], *(shape[k] for k in order))
-            leaves.append(
-                jnp.transpose(
-                    piece, (*range(lead), *(lead + order.index(k) for k in range(len(shape))))
-                )
-            )
+            order = self._order(shape)
+            part = part.reshape(*joined.shape[:lead], *jaxprs.take(shape, order))
+            back = [lead + order.index(axis) for axis in range(len(shape))]
+            leaves.append(jnp.transpose(part, (*range(lead), *back)))
         return leaves
 
-    def _order(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def _order(self, shape: Sequence[int]) -> Axes:
         first = (*self.aligned, *self.same)
         return (*first, *(k for k in range(len(shape)) if k not in first))
 
-    def basis(self, run: Any, like: Sequence[Any]) -> list[jax.Array]:
+    def basis(self, run: Any, like: Values) -> list[Array]:
         """Returns carries of zeros and ones: the derivatives of the new carries along them are columns of the blocks."""
-        columns = run * self._lead[-1] + jnp.arange(self._lead[-1]) if self.same else run
+        columns = run
+        if self.same:
+            columns = run * self._vectors + jnp.arange(self._vectors)
         units = jnp.broadcast_to(jax.nn.one_hot(columns, self.block), (*self._lead, self.block))
         return [unit.astype(leaf.dtype) for unit, leaf in zip(self.part(units), like)]
 
-    def matrix(self, derivatives: Sequence[Any]) -> jax.Array:
+    def matrix(self, derivatives: Values) -> Array:
         """Returns the blocks [A, M, M] from the derivatives along each basis vector, [runs, shape]."""
         columns = self.join(derivatives, 1)
         if self.same:
@@ -119,22 +126,18 @@ class Blocks:
             columns = columns.reshape(-1, *columns.shape[2:])[: self.block]
         return jnp.moveaxis(columns, 0, -1)
 
-    def jacobian(
-        self, push: Callable[[list[Any]], Sequence[Any]], like: Sequence[Any]
-    ) -> jax.Array:
+    def jacobian(self, push: Callable[[Values], Values], like: Values) -> Array:
         """Returns the blocks [A, M, M] of a linear function of the carries."""
-        if self.runs > _UNROLLED:
-            return self.matrix(
-                jax.vmap(lambda run: push(self.basis(run, like)))(jnp.arange(self.runs))
-            )
-        return self.matrix(
-            [
-                jnp.stack(each)
-                for each in zip(*(push(self.basis(k, like)) for k in range(self.runs)))
-            ]
-        )
 
-    def applied(self, blocks: jax.Array, leaves: Sequence[Any]) -> list[jax.Array]:
+        def column(run: Any) -> Values:
+            return push(self.basis(run, like))
+
+        if self.runs > _UNROLLED:
+            return self.matrix(jax.vmap(column)(jnp.arange(self.runs)))
+        columns = map(column, range(self.runs))
+        return self.matrix(list(map(jnp.stack, zip(*columns))))
+
+    def applied(self, blocks: Array, leaves: Values) -> list[Array]:
         """Returns the products of blocks [A, M, M] with carries."""
         vectors = self.join(leaves)
         if not self.same:
@@ -144,11 +147,8 @@ class Blocks:
     def __str__(self) -> str:
         if self.block > len(self.carries):
             return f"a matrix of {self.block} x {self.block}"
-        return (
-            "elementwise"
-            if len(self.carries) == 1
-            else f"elementwise in {len(self.carries)} carries"
-        )
+        count = len(self.carries)
+        return "elementwise" if count == 1 else f"elementwise in {count} carries"
 
 
 def blocks_of(program: Program, n_carry: int) -> list[Blocks]:
@@ -160,10 +160,11 @@ def blocks_of(program: Program, n_carry: int) -> list[Blocks]:
     """
     carry = program.invars[:n_carry]
     outs = reads_of(program, carry, n_carry)
-    groups = jaxprs.components(outs).groups
-    return [
-        block_of(members, [tuple(carry[i].aval.shape) for i in members], outs) for members in groups
-    ]
+    blocks = []
+    for members in jaxprs.components(outs).groups:
+        shapes = [tuple(carry[i].aval.shape) for i in members]
+        blocks.append(block_of(members, shapes, outs))
+    return blocks
 
 
 def reads_of(program: Program, roots: Sequence[Var], count: int | None = None) -> list[Reads]:
@@ -171,12 +172,11 @@ def reads_of(program: Program, roots: Sequence[Var], count: int | None = None) -
     reads: dict[Var, Reads] = {v: {i: tuple(range(v.aval.ndim))} for i, v in enumerate(roots)}
     for eqn in program.eqns:
         reads.update(zip(eqn.outvars, _through(eqn, reads)))
-    return [{} if jaxprs.is_literal(a) else reads.get(a, {}) for a in program.outvars[:count]]
+    outs = program.outvars[:count]
+    return [reads[a] if jaxprs.is_in(a, reads) else {} for a in outs]
 
 
-def block_of(
-    members: tuple[int, ...], shapes: Sequence[tuple[int, ...]], outs: Sequence[Reads]
-) -> Blocks:
+def block_of(members: Group, shapes: Sequence[Shape], outs: Sequence[Reads]) -> Blocks:
     """Returns carries as one group.
 
     Args:
@@ -185,14 +185,15 @@ def block_of(
         outs: what the new carries read of the old ones.
     """
 
-    def is_aligned(axis: int) -> bool:
-        sizes = {shape[axis] if axis < len(shape) else None for shape in shapes}
-        if len(sizes) > 1 or None in sizes:
-            return False
-        reads = (outs[i][j] for i in members for j in members if j in outs[i])
-        return sizes == {1} or all(axes[axis] == axis for axes in reads)
+    reads: list[AlignedAxes] = []
+    for i in members:
+        reads += (axes for j, axes in outs[i].items() if j in members)
 
-    aligned = tuple(axis for axis in range(min(map(len, shapes))) if is_aligned(axis))
+    def is_aligned(axis: int) -> bool:
+        sizes = {shape[axis] for shape in shapes}
+        return sizes == {1} or (len(sizes) == 1 and all(axes[axis] == axis for axes in reads))
+
+    aligned = tuple(filter(is_aligned, range(min(map(len, shapes)))))
     return Blocks(members, tuple(shapes), aligned)
 
 
@@ -211,7 +212,7 @@ def _through(eqn: Eqn, known: Mapping[Var, Reads]) -> list[Reads]:
     return results
 
 
-def why_no_jacobian(closed: Any, carry: Sequence[Any]) -> str | None:
+def why_no_jacobian(closed: Any, carry: Values) -> str | None:
     """Returns the reason why a step has no Jacobian, or may not be evaluated for all steps at once; or None."""
     eqns = list(jaxprs.all_equations(closed.jaxpr))
     why = None

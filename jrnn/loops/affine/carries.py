@@ -12,16 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
-from jrnn.jaxprs.tangents import is_smooth
-from jrnn.loops.ir import Loop, Results, Unsupported
+from jrnn.jaxprs import Atom, Env, Eqn, Var
+from jrnn.loops.ir import Loop, Results
 
 Values = Sequence[Any]
 Kind = Literal["overwritten", "affine", "opaque"]
 Group = tuple[int, ...]  # the positions of carries that read each other
-
-MOST_TOGETHER = 4  # two steps of K carries compose with K^3 products
-
 
 # What a user can do where a step is not affine in its carry.
 ON_INPUTS = "apply it to inputs, or to a carry of its own"
@@ -40,10 +36,10 @@ class CarryStage:
         why: why they are opaque.
     """
 
-    carry: tuple[int, ...]
+    carry: Group
     kind: Kind
     forms: tuple[Any, ...] = ()
-    reads: tuple[int, ...] = ()
+    reads: Group = ()
     why: str = ""
 
 
@@ -65,30 +61,35 @@ class CarrySchedule:
         self._reach = components.reach
         self._cyclic = components.cyclic
         self._done = 0  # carries are bits, as in `jaxprs.Components`
-        self._unknown: dict[int, int] = {}  # how many operands of an equation are not known
-        self._readers: dict[Var, list[Eqn]] = {}
-        carry = set(loop.carry)
-        self.known = {v for v in loop.inputs if v not in carry}
-        for eqn in loop.eqns:
-            unknown = [v for v in jaxprs.inputs(eqn) if v not in self.known]
-            for v in unknown:
-                self._readers.setdefault(v, []).append(eqn)
-            self._unknown[id(eqn)] = len(unknown)
-            if not unknown:
-                self.known.update(eqn.outvars)
-        self._rank = {group: i for i, group in enumerate(components.groups)}
-        self._group_of = {i: group for group in components.groups for i in group}
-        self._pending = dict(self._rank)
+        self._group_of: dict[int, Group] = {}
+        self._pending = {group: rank for rank, group in enumerate(components.groups)}
         self._ready: list[Group] = []
-        self._unknown_of: dict[Group, int] = {}  # how many values that a group reads are not known
-        self._groups_of: dict[Var, list[Group]] = {}
+        self._unknown: dict[int, int] = {}  # how much of what is read is not known
+        self._readers: dict[Var, list[Eqn | Group]] = {}
+        self.known = set(loop.inputs).difference(loop.carry)
+        for eqn in loop.eqns:
+            self._enter(eqn, jaxprs.inputs(eqn))
         for group in components.groups:
-            unknown = [v for v in self.between.of(group)[1] if v not in self.known]
-            for v in unknown:
-                self._groups_of.setdefault(v, []).append(group)
-            self._unknown_of[group] = len(unknown)
-            if not unknown:
-                self._ready.append(group)
+            self._group_of.update(dict.fromkeys(group, group))
+            self._enter(group, self.between.of(group)[1])
+
+    def _enter(self, reader: Eqn | Group, read: Iterable[Var]) -> None:
+        """Notes what an equation or a group reads that is not known."""
+        unknown = [v for v in read if v not in self.known]
+        for v in unknown:
+            self._readers.setdefault(v, []).append(reader)
+        self._unknown[id(reader)] = len(unknown)
+        if not unknown:
+            self._can_compute(reader)
+
+    def _can_compute(self, reader: Eqn | Group) -> list[Var]:
+        """Adds results of an equation to what is known, or a group to those that are ready. Returns the results."""
+        if isinstance(reader, Eqn):
+            self.known.update(reader.outvars)
+            return reader.outvars
+        if reader in self._pending:
+            bisect.insort(self._ready, reader, key=self._pending.__getitem__)
+        return []
 
     @property
     def groups(self) -> list[Group]:
@@ -107,9 +108,7 @@ class CarrySchedule:
         """Returns True for a carry whose new value does not read the old one."""
         return not _bits(group) & self._cyclic
 
-    def add(
-        self, kind: Kind, carry: Sequence[int], forms: Sequence[Any] = (), why: str = ""
-    ) -> None:
+    def add(self, kind: Kind, carry: Sequence[int], forms: Values = (), why: str = "") -> None:
         """Adds a stage of carries, whose groups are no longer pending."""
         reads = _bits(carry)
         for i in carry:
@@ -117,7 +116,7 @@ class CarrySchedule:
         stage = CarryStage(tuple(carry), kind, tuple(forms), tuple(jaxprs.nodes_of(reads)), why)
         self.stages.append(stage)
         self._done |= _bits(carry)
-        for group in dict.fromkeys(self._group_of[i] for i in carry):
+        for group in {self._group_of[i] for i in carry}:
             del self._pending[group]
             if group in self._ready:
                 self._ready.remove(group)
@@ -127,16 +126,10 @@ class CarrySchedule:
         """Adds values to those that are known, with what follows from them, and groups that read no others to the ready."""
         self.known = self.known.union(values)  # the set before may be in use
         while values:
-            v = values.pop()
-            for eqn in self._readers.get(v, ()):
-                self._unknown[id(eqn)] -= 1
-                if not self._unknown[id(eqn)]:
-                    self.known.update(eqn.outvars)
-                    values += eqn.outvars
-            for group in self._groups_of.get(v, ()):
-                self._unknown_of[group] -= 1
-                if not self._unknown_of[group] and group in self._pending:
-                    bisect.insort(self._ready, group, key=self._rank.__getitem__)
+            for reader in self._readers.get(values.pop(), ()):
+                self._unknown[id(reader)] -= 1
+                if not self._unknown[id(reader)]:
+                    values += self._can_compute(reader)
 
 
 def _bits(nodes: Iterable[int]) -> int:
@@ -170,43 +163,10 @@ class Between:
         outs = [self._loop.carry_out[i] for i in group]
         return self._leading.to(outs, lambda v: not self._carries.get(v, 0) & bits)
 
-
-def check_diagonal(loop: Loop, group: Group, between: Between | None = None) -> None:
-    """Raises Unsupported, with the reason, if carries that read each other are not affine with a diagonal Jacobian.
-
-    Args:
-        loop: the loop.
-        group: the positions of the carries. What the others are does not matter.
-        between: that of the loop, if several groups are checked.
-    """
-    if len(group) > MOST_TOGETHER:
-        raise Unsupported(f"more than {MOST_TOGETHER} carries read each other", remedy=DECAYS_ALONE)
-    carry = [loop.carry[i] for i in group]
-    for v in carry:
-        if not is_smooth(v.aval):
-            raise Unsupported(f"a carry is {v.aval.dtype}")
-    body, _ = (between or Between(loop)).of(group)
-    moving = jaxprs.depends(body, carry)
-    for eqn in body:
-        _check_diagonal_equation(eqn, [jaxprs.is_in(a, moving) for a in eqn.invars])
-
-
-def _check_diagonal_equation(eqn: Eqn, moves: Sequence[bool]) -> None:
-    """Raises Unsupported if an equation is not affine in each element of what moves with the carry."""
-    name = eqn.primitive.name
-    shape = eqn.outvars[0].aval.shape
-    is_sum = primitives.is_sum(eqn) or primitives.is_retyping(eqn)
-    is_fixed = {  # of other affine operations: the factor, the divisor, or the condition
-        "mul": not all(moves),
-        "div": not moves[-1],
-        "select_n": not moves[0],
-    }
-    changes_shape = any(m and a.aval.shape != shape for a, m in zip(eqn.invars, moves))
-    if changes_shape and (is_sum or name in is_fixed):
-        raise Unsupported(f"{name} of the carry changes its shape")
-    if not is_sum and not is_fixed.get(name):
-        reason = f"{name} of the carry is not affine with a diagonal Jacobian"
-        raise Unsupported(reason, remedy=ON_INPUTS)
+    def leading_to(self, outs: Iterable[Var], *available: Env) -> list[Eqn]:
+        """Returns the equations that compute values from what is available."""
+        eqns, _ = self._leading.to(outs, ChainMap(*available).__contains__)
+        return eqns
 
 
 def part_of(
@@ -216,70 +176,78 @@ def part_of(
     known: Env,
     stacked: Env,
     read: Sequence[Var] = (),
-    leading: jaxprs.Leading | None = None,
 ) -> Loop:
     """Returns the loop of some carries, with these outputs. Its constants are `known`, and its inputs are `stacked`.
 
-    Its equations compute what is `read`, too. `leading` is that of the loop's equations, if there are several parts.
+    Its equations compute what is `read`, too.
     """
-    carry = [loop.carry[i] for i in carries]
-    new = [loop.carry_out[i] for i in carries]
+    carry = jaxprs.take(loop.carry, carries)
+    new = jaxprs.take(loop.carry_out, carries)
     available = ChainMap(known, stacked, dict.fromkeys(carry))
-    leading = leading or jaxprs.Leading(loop.eqns)
-    eqns, used = leading.to([*ys, *new, *read], available.__contains__)
-    consts, xs = (
-        [v for v in used if v in values and v not in carry] for values in (known, stacked)
+    eqns, used = jaxprs.Leading(loop.eqns).to([*ys, *new, *read], available.__contains__)
+    inputs = [v for v in used if v not in carry]
+    return replace(
+        loop,
+        eqns=tuple(eqns),
+        consts=tuple(v for v in inputs if v in known),
+        carry=tuple(carry),
+        xs=tuple(v for v in inputs if v in stacked),
+        carry_out=tuple(new),
+        ys=tuple(ys),
     )
-    parts = {"eqns": eqns, "consts": consts, "carry": carry, "xs": xs, "carry_out": new, "ys": ys}
-    return replace(loop, **{name: tuple(part) for name, part in parts.items()})
 
 
 # Solving groups of carries for all steps -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GroupFunction:
     """The part of a step that makes the new carries of a group; what does not need the old ones is computed.
 
     Attributes:
-        fn: `(consts, stack at one step, old carries) -> new carries`.
-        consts: values of all steps.
-        stacks: values of each step, [T, ...].
-        stacked: the variables of the loop that `stacks` are the values of.
+        eqns: the equations that depend on the old carries.
+        carry: the old carries.
+        new: the new ones.
+        constant: the variables that equations read and that are the same at every step.
+        stacked: the variables that differ.
+        consts: the values of `constant`.
+        stacks: the values of `stacked` at all steps, [T, ...].
     """
 
-    fn: Callable[[Values, Values, Values], list[Any]]
-    consts: list[Any]
-    stacks: list[Any]
+    eqns: Sequence[Eqn]
+    carry: Sequence[Var]
+    new: Sequence[Atom]
+    constant: list[Var]
     stacked: list[Var]
+    consts: Values
+    stacks: Values
 
     @staticmethod
-    def of(
-        loop: Loop,
-        group: Group,
-        known: Env,
-        stacked: Env,
-        leading: jaxprs.Leading | None = None,
-    ) -> GroupFunction:
-        part = part_of(loop, group, (), known, stacked, leading=leading)
-        carry = part.carry
-        outs = part.carry_out
-        body = part.eqns
-        moving = jaxprs.depends(body, carry)
-        inner = [eqn for eqn in body if jaxprs.any_in(eqn.outvars, moving)]
-        read = dict.fromkeys(
-            v for v in [*jaxprs.free_variables(inner), *jaxprs.variables(outs)] if v not in moving
+    def of(loop: Loop, group: Group, between: Between, known: Env, stacked: Env) -> GroupFunction:
+        eqns, read = between.of(group)
+        jaxprs.over_time(between.leading_to(read, known, stacked), read, known, stacked)
+        constant = [v for v in read if v not in stacked]
+        varying = [v for v in read if v in stacked]
+        return GroupFunction(
+            eqns=eqns,
+            carry=jaxprs.take(loop.carry, group),
+            new=jaxprs.take(loop.carry_out, group),
+            constant=constant,
+            stacked=varying,
+            consts=jaxprs.take(known, constant),
+            stacks=jaxprs.take(stacked, varying),
         )
-        jaxprs.over_time(body, read, known, stacked)
-        fixed, varying = ([v for v in read if (v in stacked) == moves] for moves in (False, True))
 
-        def fn(consts: Values, stack: Values, old: Values) -> list[Any]:
-            env = jaxprs.evaluate(
-                inner, dict(zip((*fixed, *varying, *carry), (*consts, *stack, *old)))
-            )
-            return [jaxprs.value(env, a) for a in outs]
+    def inputs(self, consts: Values, stack: Values) -> Env:
+        """Returns the values that equations read at one step, by their variables."""
+        return dict(zip((*self.constant, *self.stacked), (*consts, *stack)))
 
-        return GroupFunction(fn, [known[v] for v in fixed], [stacked[v] for v in varying], varying)
+    def fn(self, consts: Values, stack: Values, old: Values) -> list[Any]:
+        """Returns the new carries from constants, inputs at one step, and old carries."""
+        env = self.inputs(consts, stack)
+        env.update(zip(self.carry, old))
+        jaxprs.evaluate(self.eqns, env)
+        return [jaxprs.value(env, a) for a in self.new]
 
 
 Solve = Callable[[int, GroupFunction, list[Any]], Values]
@@ -305,11 +273,12 @@ def solve_in_order(
     known = dict(zip(loop.consts, consts))
     stacked = dict(zip(loop.xs, xs))
     states: dict[int, Any] = {}
-    leading = jaxprs.Leading(loop.eqns)
+    between = Between(loop)
     for number, group in enumerate(groups):
-        part = GroupFunction.of(loop, group, known, stacked, leading)
+        part = GroupFunction.of(loop, group, between, known, stacked)
         for i, state in zip(group, solve(number, part, [init[i] for i in group])):
-            states[i], out = state, loop.carry_out[i]
+            states[i] = state
+            out = loop.carry_out[i]
             if not jaxprs.is_literal(out) and out not in known:
                 stacked.setdefault(out, state)
             stacked[loop.carry[i]] = jaxprs.shifted(state, init[i], loop.reverse)

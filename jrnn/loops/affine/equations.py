@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,24 +19,22 @@ from jrnn.loops.affine.terms import (
     AffineSum,
     AxisLabels,
     Factor,
+    Label,
     Labels,
+    Product,
     Row,
     Term,
+    Terms,
+    factors_in,
     factors_of,
+    taken,
 )
 from jrnn.loops.affine.varying import long_axes, sources_of, varying_axes
 from jrnn.loops.ir import CARRY, Unsupported
 
-# Primitives whose results of known values are divided into smaller ones, next to copies, sums and views.
-_KNOWN = (
-    "reduce_precision",
-    "convert_element_type",
-    "neg",
-    "mul",
-    "div",
-    "select_n",
-    "dot_general",
-)
+# Primitives whose results of known values are divided into smaller ones, next to affine ones and views.
+_KNOWN = ("reduce_precision", "convert_element_type", "dot_general")
+_LONGEST_CONSTANT = 16  # equations that compute a constant
 _MOST_FACTORS = 32  # of a known value: each use has a copy of them
 
 
@@ -48,6 +47,7 @@ class Forms(AxisLabels):
         constants: the values of variables that are known now.
         values: the form of each variable that has one.
         readouts: the variables where a matrix is contracted to rows.
+        breaking: of each variable that has none, the operation that has none, if it reads S.
         products: the contractions of S as (precision or None, whether it was written as a sum).
     """
 
@@ -62,16 +62,16 @@ class Forms(AxisLabels):
         self.eqns = eqns
         self.known = known
         self.constants = constants
-        self._producers = jaxprs.producers(eqns)
         self._varying: dict[Var, set[int]] = {}
-        self._order: dict[Var, int] = {}  # the number of the equation of each variable
+        self._positions: dict[Var, int] = {}  # of the equations of variables
         for i, eqn in enumerate(eqns):
             self._varying.update(zip(eqn.outvars, varying_axes(eqn, self._axes_of)))
-            self._order.update(dict.fromkeys(eqn.outvars, i))
+            self._positions.update(dict.fromkeys(eqn.outvars, i))
         self._constant_values: dict[Var, np.ndarray | None] = {}
         self._known_forms: dict[Var, AffineSum] = {}
         self.values = {v: AffineSum(self.axes, (Term(v),)) for v in states}
         self.readouts: dict[Var, Any] = {}
+        self.breaking: dict[Var, Eqn | None] = {}
         self.products: list[Any] = []
 
     def walk(self) -> None:
@@ -80,28 +80,30 @@ class Forms(AxisLabels):
         Raises:
             Unsupported: if an operation on a value as large as S has no form.
         """
-        breaking: dict[
-            Var, Eqn | None
-        ] = {}  # of values without a form: the operation that has none
         for eqn in self.eqns:
-            inputs = jaxprs.inputs(eqn)
-            read = [v for v in inputs if v in self.values]
-            others = [v for v in inputs if v not in self.values]
-            unread = [v for v in others if v in breaking or v not in self.known]
-            if not read and not any(v in breaking for v in others):
-                if unread:
-                    breaking.update(dict.fromkeys(eqn.outvars))
+            read = []
+            others = []
+            for v in jaxprs.inputs(eqn):
+                operands = read if v in self.values else others
+                operands.append(v)
+            broken = [v for v in others if v in self.breaking]
+            is_known = not broken and all(v in self.known for v in others)
+            if not read and not broken:
+                if not is_known:
+                    self.breaking.update(dict.fromkeys(eqn.outvars))
                 continue
-            cause = next((breaking[v] for v in others if v in breaking), None)
+            cause = self.breaking[broken[0]] if broken else None
             reads_matrix = any(self.is_matrix(self.values[v]) for v in read)
             try:
-                if unread:
+                if not is_known:
                     raise Unsupported("another value that depends on the carry")
                 value = self._rule(eqn)
             except Unsupported as why:
                 if reads_matrix:
                     raise _of_matrix(eqn, cause, why.reason) from None
-                breaking.update(dict.fromkeys(eqn.outvars, cause or (eqn if read else None)))
+                if cause is None and read:
+                    cause = eqn
+                self.breaking.update(dict.fromkeys(eqn.outvars, cause))
                 continue
             self.values[eqn.outvars[0]] = value
             if reads_matrix and not self.is_matrix(value):
@@ -109,62 +111,64 @@ class Forms(AxisLabels):
 
     def _rule(self, eqn: Eqn) -> AffineSum:
         """Returns the form of the result of an equation; raises Unsupported if there is none."""
-        name = eqn.primitive.name
-        ins = eqn.invars
-        out = eqn.outvars[0].aval
-        moves = [jaxprs.is_in(a, self.values) for a in ins]
-        if len(eqn.outvars) > 1 or any(self.values[a].sums for a, m in zip(ins, moves) if m):
+        moves = [jaxprs.is_in(a, self.values) for a in eqn.invars]
+        is_summed = any(move and self.values[a].sums for a, move in zip(eqn.invars, moves))
+        if len(eqn.outvars) > 1 or is_summed:
             raise Unsupported("")
-        rounds = name == "reduce_precision" or (
-            name == "convert_element_type" and jnp.issubdtype(out.dtype, jnp.floating)
-        )
-        if rounds or primitives.is_copy(eqn):
-            return self._form(ins[0])
-        if name == "neg":
-            return self._form(ins[0]).scaled(sign=-1)
-        if primitives.is_sum(eqn):
-            a, b = map(self._form, ins)
-            return self.sum(a, b.scaled(sign=-1) if name == "sub" else b)
-        if name == "mul" and not all(moves):
-            a, b = ins[::-1] if moves[1] else ins
-            return self._times(a, self._form(b), b)
-        if name == "div" and not moves[1]:
-            return self._times(ins[0], self._factor(ins[1], "reciprocal"), ins[1])
-        if name == "select_n" and not moves[0] and len(ins) == 3:
-            kinds = "inverted mask", "identity" if self._is_identity(ins[0]) else "mask"
-            return self.sum(
-                *(
-                    self._times(a, self._factor(ins[0], kind), ins[0])
-                    for a, kind in zip(ins[1:], kinds)
-                )
-            )
+        if primitives.is_kind(eqn, "elementwise"):
+            return self._elementwise(eqn, moves)
+        name = eqn.primitive.name
+        operand = eqn.invars[0]
         if primitives.is_whole_view(eqn):
-            value = self._form(ins[0])
-            return replace(
-                value,
-                labels=tuple(None if s is None else value.labels[s] for s in sources_of(eqn)),
-            )
+            value = self._form(operand)
+            labels = (None if axis is None else value.labels[axis] for axis in sources_of(eqn))
+            return replace(value, labels=tuple(labels))
         if name == "slice" and any(moves):
-            return self._sliced(eqn, self.values[ins[0]])
+            return self._sliced(eqn, self.values[operand])
         if name == "reduce_sum" and any(moves):
-            return self._reduce_sum(eqn, self.values[ins[0]])
+            return self._reduce_sum(eqn, self.values[operand])
         if name == "dot_general" and not all(moves):
             return self._dot(eqn, moves.index(True) if any(moves) else 0, any(moves))
+        raise Unsupported("")
+
+    def _elementwise(self, eqn: Eqn, moves: Sequence[bool]) -> AffineSum:
+        name = eqn.primitive.name
+        first, *others = eqn.invars
+        is_float = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
+        is_rounding = name == "reduce_precision" or (name == "convert_element_type" and is_float)
+        if is_rounding or primitives.is_copy(eqn):
+            return self._form(first)
+        if not primitives.is_affine(eqn, moves) or len(others) > 2:
+            raise Unsupported("")
+        if name == "neg":
+            return self._form(first).scaled(sign=-1)
+        if name == "mul":
+            if moves[1]:
+                return self._times(others[0], self._form(first), first)
+            return self._times(first, self._form(others[0]), others[0])
+        if name == "div":
+            return self._times(first, self._factor(others[0], "reciprocal"), others[0])
+        if name == "select_n":
+            kind = "identity" if self._is_identity(first) else "mask"
+            where_false = self._times(others[0], self._factor(first, "inverted mask"), first)
+            where_true = self._times(others[1], self._factor(first, kind), first)
+            return self.sum(where_false, where_true)
+        if primitives.is_sum(eqn):
+            sign = -1 if name == "sub" else 1
+            return self.sum(self._form(first), self._form(others[0]).scaled(sign=sign))
         raise Unsupported("")
 
     def _sliced(self, eqn: Eqn, value: AffineSum) -> AffineSum:
         """Takes one index of a short axis, as where several vectors read S in one product."""
         whole = eqn.invars[0].aval.shape
-        for axis, (n, m) in enumerate(zip(whole, eqn.outvars[0].aval.shape)):
-            if n == m or value.labels[axis] is None:
+        part = eqn.outvars[0].aval.shape
+        has_strides = any(stride != 1 for stride in eqn.params["strides"] or ())
+        for axis, label in enumerate(value.labels):
+            if label is None or whole[axis] == part[axis]:
                 continue
-            if (
-                m > 1
-                or {*(eqn.params["strides"] or (1,))} != {1}
-                or not self._is_short(value.labels[axis])
-            ):
+            if part[axis] > 1 or has_strides or not self._is_short(label):
                 raise Unsupported("")
-            value = self._at_index(value, value.labels[axis], eqn.params["start_indices"][axis])
+            value = self._at_index(value, label, eqn.params["start_indices"][axis])
         return value
 
     def sum(self, a: AffineSum, b: AffineSum) -> AffineSum:
@@ -184,16 +188,14 @@ class Forms(AxisLabels):
                 other = AffineSum(other.labels, (Term(None, (Factor(other_atom, other.labels),)),))
         return replace(value, labels=labels, terms=_products(value.terms, other.terms))
 
-    def _as_one_row(self, value: AffineSum, labels: Iterable[int | None]) -> AffineSum:
+    def _as_one_row(self, value: AffineSum, labels: Iterable[Label]) -> AffineSum:
         """Makes a sum of rows one row, before it is spread over an axis that it does not have, as in an outer product."""
         new = {*self.resolved(labels)} - {None, *self.resolved(value.labels)}
-        if (
-            not new
-            or self.is_matrix(value)
-            or (len(value.terms) == 1 and not value.terms[0].factors)
-        ):
+        is_one_row = len(value.terms) == 1 and not value.terms[0].factors
+        if not new or is_one_row or self.is_matrix(value):
             return value
-        return replace(value, terms=(Term(self._rows.setdefault(value.terms, Row(value.terms))),))
+        row = self._rows.setdefault(value.terms, Row(value.terms))
+        return replace(value, terms=(Term(row),))
 
     # Contractions
 
@@ -205,49 +207,57 @@ class Forms(AxisLabels):
             self.contracted = label
         if not matrix or label != self.contracted:
             raise Unsupported(f"a sum over a second axis of {CARRY}" if matrix else "")
-        terms = [
-            t if t.operand in self.states else self._contract_factors(t, label) for t in value.terms
-        ]
+        terms = []
+        for term in value.terms:
+            is_state = term.operand in self.states
+            terms.append(term if is_state else self._contract_factors(term, label))
         labels = tuple(l for l in value.labels if self.find(l) != label)
         return AffineSum(labels, (Term(Row(tuple(terms))),))
 
     def _choose_k(self, labels: Sequence[int]) -> int:
         """Returns which of the labels that are summed over is K."""
-        return next((l for l in labels if l == self.contracted), labels[-1])
+        return self.contracted if self.contracted in labels else labels[-1]
 
     def _contract_factors(self, term: Term, label: int) -> Term:
         """Sums the factors of a term that have a label; S is not in it."""
-        with_label = tuple(f for f in term.factors if label in self.labels_of(f))
-        without_label = tuple(f for f in term.factors if f not in with_label)
-        return replace(
-            term,
-            factors=(*without_label, Factor(with_label, self._labels_without(with_label, label))),
-        )
+        with_label, without_label = self._with_and_without(term.factors, label)
+        labels = self._labels_without(with_label, label)
+        return replace(term, factors=(*without_label, Factor(with_label, labels)))
+
+    def _with_and_without(self, factors: Iterable[Factor], label: Label) -> tuple[Product, Product]:
+        """Returns the factors that have a label, and the others."""
+        with_label = []
+        without_label = []
+        for factor in factors:
+            has_label = label is not None and label in self.labels_of(factor)
+            (with_label if has_label else without_label).append(factor)
+        return tuple(with_label), tuple(without_label)
 
     def _labels_without(self, factors: Iterable[Factor], label: int) -> Labels:
         """Returns the labels of factors, without one of these."""
-        return tuple(
-            dict.fromkeys(
-                l for f in factors for l in self.resolved(f.labels) if l not in (None, label)
-            )
-        )
+        labels: dict[Label, None] = {}
+        for factor in factors:
+            labels.update(dict.fromkeys(self.resolved(factor.labels)))
+        return tuple(l for l in labels if l not in (None, label))
 
     def _reduce_sum(self, eqn: Eqn, value: AffineSum) -> AffineSum:
         axes = eqn.params["axes"]
-        for axis in axes:
-            if value.labels[axis] is None:
-                raise Unsupported("a sum over an axis along which it is constant")
         remaining = tuple(l for axis, l in enumerate(value.labels) if axis not in axes)
-        over = [self.find(value.labels[axis]) for axis in axes]
-        for label in filter(self._is_short, over):
+        long = []
+        for label in [value.labels[axis] for axis in axes]:
+            label = self.find(label)
+            if label is None:
+                raise Unsupported("a sum over an axis along which it is constant")
+            if not self._is_short(label):
+                long.append(label)
+                continue
             slices = [self._at_index(value, label, i) for i in range(self.size[label])]
-            value = replace(
-                slices[0], terms=added_up(self, (), (t for v in slices for t in v.terms))
-            )
-        long = [l for l in over if not self._is_short(l)]
+            terms = itertools.chain.from_iterable(part.terms for part in slices)
+            value = replace(slices[0], terms=added_up(self, (), terms))
         if long:
-            value = self._contract(value, k := self._choose_k(long))
-            value = replace(value, sums=tuple(l for l in long if l != k))
+            k = self._choose_k(long)
+            sums = tuple(l for l in long if l != k)
+            value = replace(self._contract(value, k), sums=sums)
         self.products.append(jax.lax.Precision.HIGHEST)
         return replace(value, labels=remaining)
 
@@ -260,36 +270,42 @@ class Forms(AxisLabels):
             moves: whether the value depends on S.
         """
         dims = eqn.params["dimension_numbers"]
-        operands = eqn.invars
-        values = [self._form(a) for a in operands]
+        shape = eqn.invars[0].aval.shape
+        values = list(map(self._form, eqn.invars))
         labels = [list(value.labels) for value in values]
-        contracted = [*zip(*dims[0])]
-        for a, b in (*contracted, *zip(*dims[1])):
+        long = []  # the labels of contracted axes
+        contracted = list(zip(*dims[0]))
+        for pair in (*contracted, *zip(*dims[1])):
+            a, b = pair
+            is_long = pair in contracted and shape[a] != 1
             label = self._unify_labels(labels[0][a], labels[1][b])
-            own_label = labels[side][(a, b)[side]] if moves else label
-            if own_label is None and (a, b) in contracted and operands[0].aval.shape[a] != 1:
+            own_label = labels[side][pair[side]] if moves else label
+            if own_label is None and is_long:
                 raise Unsupported("a contraction over an axis along which it is constant")
             labels[0][a] = labels[1][b] = label
-        shape = operands[0].aval.shape
-        long = [self.find(labels[side][pair[side]]) for pair in contracted if shape[pair[0]] != 1]
+            if is_long:
+                long.append(label)
+        long = list(map(self.find, long))
         value = replace(values[side], labels=tuple(labels[side]))
         other = values[1 - side]
-        if len(long) > 1 and not (moves and self.is_matrix(value) and {*long} <= {*self.axes}):
+        is_of_state = moves and self.is_matrix(value) and {*long} <= {*self.axes}
+        if len(long) > 1 and not is_of_state:
             raise Unsupported("a contraction over several axes")
         over = self._choose_k(long) if long else None
         sums = tuple(l for l in long if l != over)
-        free = [
-            [l for d, l in enumerate(labels[i]) if d not in dims[0][i] and d not in dims[1][i]]
-            for i in range(2)
-        ]
-        result_labels = tuple([labels[0][a] for a in dims[1][0]] + free[0] + free[1])
+
+        result_labels = [labels[0][axis] for axis in dims[1][0]]
+        for of_operand, summed_axes, batch_axes in zip(labels, *dims):
+            for axis, label in enumerate(of_operand):
+                if axis not in summed_axes and axis not in batch_axes:
+                    result_labels.append(label)
         if not moves:
             known = self._known_terms(_products(value.terms, other.terms), over)
-            return AffineSum(result_labels, added_up(self, (), known))
+            return AffineSum(tuple(result_labels), added_up(self, (), known))
         terms, renamed = self._state_terms(value, other.terms, over)
         if sums and renamed:
             raise Unsupported("a contraction over several axes")
-        result = AffineSum(result_labels, added_up(self, (), terms), sums)
+        result = AffineSum(tuple(result_labels), added_up(self, (), terms), sums)
         for label, scales, sign in renamed:
             self._unify_labels(label, over)
             more = value.scaled(scales, sign).terms
@@ -298,52 +314,50 @@ class Forms(AxisLabels):
         return result
 
     def _state_terms(
-        self, value: AffineSum, parts: Sequence[Term], over: int | None
+        self, value: AffineSum, parts: Sequence[Term], over: Label
     ) -> tuple[list[Term], list[Any]]:
         """Contracts a value that depends on S with known terms: an identity in one of them renames an axis."""
         terms = []
         renamed = []
         for part in parts:
-            with_label = [f for f in part.factors if over is not None and over in self.labels_of(f)]
-            identity = next((f for f in with_label if f.kind == "identity"), None)
+            with_label, without_label = self._with_and_without(part.factors, over)
+            identity = _identity(with_label)
             if identity is not None:
                 scales = [f for f in part.factors if f is not identity]
                 renamed.append((*(self.labels_of(identity) - {over}), scales, part.sign))
             elif over is not None and self._is_short(over):
                 for i in range(self.size[over]):
-                    indexed = self._at_index(value, over, i)
-                    factors = [self._factor_with(f, over, i) for f in part.factors]
-                    indexed = self._as_one_row(indexed, (l for f in factors for l in f.labels))
-                    terms += indexed.scaled(factors, part.sign).terms
+                    (indexed,) = self._replaced([part], over, index=i)
+                    indexed_value = self._at_index(value, over, i)
+                    terms += self._spread(indexed_value, indexed.factors, part.sign)
             elif over is not None:
                 row = self._contract(value.scaled(with_label), over)
-                terms += row.scaled(
-                    [f for f in part.factors if f not in with_label], part.sign
-                ).terms
+                terms += row.scaled(without_label, part.sign).terms
             else:
-                row = self._as_one_row(value, (l for f in part.factors for l in f.labels))
-                terms += row.scaled(part.factors, part.sign).terms
+                terms += self._spread(value, part.factors, part.sign)
         return terms, renamed
 
-    def _known_terms(self, terms: Iterable[Term], over: int | None) -> Iterator[Term]:
+    def _spread(self, value: AffineSum, factors: Sequence[Factor], sign: int) -> Terms:
+        """Returns the terms of a product with factors that may have other axes."""
+        labels = itertools.chain.from_iterable(f.labels for f in factors)
+        return self._as_one_row(value, labels).scaled(factors, sign).terms
+
+    def _known_terms(self, terms: Iterable[Term], over: Label) -> Iterator[Term]:
         """Sums known terms over a label; raises Unsupported if what remains is no product of vectors."""
         for term in terms:
-            with_label = tuple(
-                f for f in term.factors if over is not None and over in self.labels_of(f)
-            )
-            identity = next((f for f in with_label if f.kind == "identity"), None)
+            with_label, _ = self._with_and_without(term.factors, over)
+            identity = _identity(with_label)
             if over is None:
                 yield term
             elif identity is not None:
                 (other,) = self.labels_of(identity) - {over}
-                without_identity = replace(
-                    term, factors=tuple(f for f in term.factors if f is not identity)
-                )
-                yield self._term_with(without_identity, over, other=other)
+                others = tuple(f for f in term.factors if f is not identity)
+                yield from self._replaced([replace(term, factors=others)], over, other=other)
             elif with_label and len(self._labels_without(with_label, over)) < 2:
                 yield self._contract_factors(term, over)
             elif with_label and self._is_short(over):
-                yield from (self._term_with(term, over, index=i) for i in range(self.size[over]))
+                for i in range(self.size[over]):
+                    yield from self._replaced([term], over, index=i)
             else:
                 raise Unsupported("")
 
@@ -371,23 +385,24 @@ class Forms(AxisLabels):
                 pending.pop()
                 continue
             eqn = self._divided_by(v)
-            operands = [] if eqn is None else jaxprs.inputs(eqn)
-            before = [a for a in operands if a not in self.values and a not in self._known_forms]
-            if before:
-                pending += before
-                continue
-            pending.pop()
-            self._known_forms[v] = self._undivided(v) if eqn is None else self._divided(v, eqn)
+            pending_before = len(pending)
+            for operand in [] if eqn is None else jaxprs.inputs(eqn):
+                if operand not in self.values and operand not in self._known_forms:
+                    pending.append(operand)
+            if len(pending) == pending_before:
+                pending.pop()
+                self._known_forms[v] = self._undivided(v) if eqn is None else self._divided(v, eqn)
 
     def _divided_by(self, v: Var) -> Eqn | None:
         """Returns the equation that may compute a known value from smaller ones, or None."""
-        eqn = self._producers.get(v)
         is_large = len(self._axes_of(v)) > 1 and jnp.issubdtype(v.aval.dtype, jnp.floating)
-        if eqn is None or not is_large or self._is_identity(v):
+        if v not in self._positions or not is_large or self._is_identity(v):
             return None
-        name = eqn.primitive.name
-        has_rule = name in _KNOWN or primitives.is_copy(eqn) or primitives.is_sum(eqn)
-        return eqn if has_rule or primitives.is_whole_view(eqn) else None
+        eqn = self.eqns[self._positions[v]]
+        is_fixed = [False] * len(eqn.invars)
+        if eqn.primitive.name in _KNOWN or primitives.is_affine(eqn, is_fixed):
+            return eqn
+        return eqn if primitives.is_whole_view(eqn) else None
 
     def _divided(self, v: Var, eqn: Eqn) -> AffineSum:
         """Returns a known value as a sum of products of smaller values, or as it is if there is no such sum."""
@@ -396,7 +411,7 @@ class Forms(AxisLabels):
         except Unsupported:
             return self._factor(v)
         count = len(self._axes_of(v))
-        factors = [f for t in value.terms for f in t.factors]
+        factors = factors_in(value.terms)
         is_smaller = all(f.kind == "identity" or len(self.labels_of(f)) < count for f in factors)
         is_short = len(factors_of(factors)) <= _MOST_FACTORS
         return value if is_smaller and is_short else self._factor(v)
@@ -413,9 +428,9 @@ class Forms(AxisLabels):
 
     def _with_own_labels(self, value: AffineSum) -> AffineSum:
         """Returns a known value with other labels, which may be unified for this use only."""
-        own: dict[int | None, int | None] = {None: None}
+        own: dict[Label, Label] = {None: None}
 
-        def renamed(label: int | None) -> int | None:
+        def renamed(label: Label) -> Label:
             label = self.find(label)
             if label not in own:
                 own[label] = self._fresh(self.size[label])
@@ -423,19 +438,22 @@ class Forms(AxisLabels):
 
         labels = tuple(map(renamed, value.labels))
         own_factors: dict[Factor, Factor] = {}
-        for factor in factors_of(f for t in value.terms for f in t.factors):
+        for factor in factors_of(factors_in(value.terms)):
             copy = factor.with_parts(own_factors) if factor.parts else factor
             own_factors[factor] = replace(copy, labels=tuple(map(renamed, factor.labels)))
-        terms = (replace(t, factors=tuple(own_factors[f] for f in t.factors)) for t in value.terms)
+        terms = []
+        for term in value.terms:
+            terms.append(replace(term, factors=taken(own_factors, term.factors)))
         return AffineSum(labels, tuple(terms))
 
     def _factor(self, atom: Atom, kind: str = "value") -> AffineSum:
         """Returns a known value as one factor."""
         axes = self._axes_of(atom)
-        labels = tuple(
-            self._fresh(n) if axis in axes else None for axis, n in enumerate(atom.aval.shape)
-        )
-        return AffineSum(labels, (Term(None, (Factor(atom, labels, kind),)),))
+        labels: list[Label] = []
+        for axis, size in enumerate(atom.aval.shape):
+            labels.append(self._fresh(size) if axis in axes else None)
+        factor = Factor(atom, tuple(labels), kind)
+        return AffineSum(factor.labels, (Term(None, (factor,)),))
 
     def _axes_of(self, atom: Atom) -> set[int]:
         return set() if jaxprs.is_literal(atom) else self._varying.get(atom, long_axes(atom))
@@ -443,7 +461,7 @@ class Forms(AxisLabels):
     def _is_identity(self, atom: Atom) -> bool:
         """Returns True for an identity matrix along the two axes along which a value varies."""
         axes = self._axes_of(atom)
-        if len(axes) != 2 or len({atom.aval.shape[a] for a in axes}) > 1:
+        if len(axes) != 2:
             return False
         value = self._constant(atom)
         if value is None:
@@ -456,9 +474,27 @@ class Forms(AxisLabels):
         if jaxprs.is_literal(atom):
             return np.asarray(atom.val)
         if atom not in self._constant_values:
-            value = _constant(atom, self._producers, self._order, self.constants)
-            self._constant_values[atom] = value
+            self._constant_values[atom] = self._computed(atom)
         return self._constant_values[atom]
+
+    def _computed(self, atom: Var) -> np.ndarray | None:
+        positions: set[int] = set()
+        pending = [atom]
+        while pending:
+            v = pending.pop()
+            if v in self.constants:
+                continue
+            at = self._positions.get(v)
+            is_long = len(positions) > _LONGEST_CONSTANT
+            if at is None or is_long or not all(map(jaxprs.is_known, v.aval.shape)):
+                return None
+            if at not in positions:
+                positions.add(at)
+                pending += jaxprs.inputs(self.eqns[at])
+        with jax.ensure_compile_time_eval():
+            eqns = jaxprs.take(self.eqns, sorted(positions))
+            env = jaxprs.evaluate(eqns, dict(self.constants), rule=jaxprs.uncast)
+            return np.asarray(env[atom])
 
 
 def _of_matrix(eqn: Eqn, cause: Eqn | None, why: str) -> Unsupported:
@@ -478,35 +514,13 @@ def _of_matrix(eqn: Eqn, cause: Eqn | None, why: str) -> Unsupported:
     return Unsupported(reason, eqn, ON_INPUTS)
 
 
-def _products(a: Iterable[Term], b: Sequence[Term]) -> tuple[Term, ...]:
+def _identity(factors: Iterable[Factor]) -> Factor | None:
+    return next((f for f in factors if f.kind == "identity"), None)
+
+
+def _products(a: Iterable[Term], b: Sequence[Term]) -> Terms:
     """Returns the products of all pairs of terms; raises Unsupported if there are too many."""
-    products = [x.times(y.factors, y.sign) for x in a for y in b]
+    products = []
+    for x, y in itertools.product(a, b):
+        products.append(x.times(y.factors, y.sign))
     return bounded(products)
-
-
-def _constant(
-    atom: Var, producers: dict[Var, Eqn], order: dict[Var, int], constants: dict[Var, Any]
-) -> np.ndarray | None:
-    """Returns the value of a variable that is computed from literals and known constants only, or None.
-
-    Args:
-        atom: the variable.
-        producers: the equations of variables.
-        order: the numbers of these equations.
-        constants: the values of variables that are known now.
-    """
-    eqns: dict[int, Eqn] = {}
-    pending: list[Atom] = [atom]
-    while pending:
-        v = pending.pop()
-        if jaxprs.is_literal(v) or v in constants:
-            continue
-        if v not in producers or len(eqns) > 16 or not all(map(jaxprs.is_known, v.aval.shape)):
-            return None
-        if order[v] not in eqns:
-            eqns[order[v]] = producers[v]
-            pending += producers[v].invars
-    with jax.ensure_compile_time_eval():
-        in_order = (eqns[i] for i in sorted(eqns))
-        env = jaxprs.evaluate(in_order, dict(constants), rule=jaxprs.uncast)
-        return np.asarray(jaxprs.value(env, atom))

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from jrnn import jaxprs
-from jrnn.loops.affine.terms import AxisLabels, Factor, Term, factors_of
+from jrnn.loops.affine.terms import AxisLabels, Factor, Product, Term, Terms, factors_of, taken
 from jrnn.loops.ir import Unsupported
 
 _MOST_TERMS = 32
 _MOST_FACTORS = 64
 
 
-def added_up(labels: AxisLabels, first: Sequence[Term], second: Iterable[Term]) -> tuple[Term, ...]:
+def added_up(labels: AxisLabels, first: Sequence[Term], second: Iterable[Term]) -> Terms:
     """Returns the terms of a sum.
 
     Args:
@@ -47,11 +47,11 @@ def added_up(labels: AxisLabels, first: Sequence[Term], second: Iterable[Term]) 
     return bounded(terms)
 
 
-def bounded(terms: Sequence[Term]) -> tuple[Term, ...]:
+def bounded(terms: Sequence[Term]) -> Terms:
     """Returns the terms; raises Unsupported if there are too many, or one has too many factors."""
     if len(terms) > _MOST_TERMS:
         raise Unsupported(f"it has more than {_MOST_TERMS} terms")
-    if any(len(term.factors) > _MOST_FACTORS for term in terms):
+    if max((len(term.factors) for term in terms), default=0) > _MOST_FACTORS:
         raise Unsupported(f"a term has more than {_MOST_FACTORS} factors")
     return tuple(terms)
 
@@ -64,11 +64,12 @@ def _sum_of_two(labels: AxisLabels, a: Term, b: Term) -> Term | None:
     rest = [*rest_of_a, *rest_of_b]
     if any(f.kind == "identity" for f in rest):
         return None
-    along = set().union(*map(labels.labels_of, rest))
-    if along and not any(labels.labels_of(f) >= along for f in rest):
+    labels_of_rest = list(map(labels.labels_of, rest))
+    along = set().union(*labels_of_rest)
+    if along and along not in labels_of_rest:
         return None
-    axes = {l for l in labels.axes if l is not None}
-    if len(axes) > 1 and along >= axes:
+    axes = labels.long_axes
+    if len(axes) > 1 and along.issuperset(axes):
         return None
 
     addends = (Term(None, rest_of_a, a.sign), Term(None, rest_of_b, b.sign))
@@ -78,7 +79,7 @@ def _sum_of_two(labels: AxisLabels, a: Term, b: Term) -> Term | None:
 
 def _apart(
     labels: AxisLabels, a: Sequence[Factor], b: Sequence[Factor]
-) -> tuple[list[Factor], tuple[Factor, ...], tuple[Factor, ...]]:
+) -> tuple[list[Factor], Product, Product]:
     """Returns the factors that two products have in common, and the other factors of each."""
     common = []
     for factor, other in zip(a, b):  # all but the last ones, in repeated sums
@@ -99,7 +100,7 @@ def _apart(
             taken.add(same.pop())
         else:
             rest_of_a.append(factor)
-    rest_of_b = (factor for i, factor in enumerate(b) if i not in taken)
+    rest_of_b = [factor for i, factor in enumerate(b) if i not in taken]
     return common, tuple(rest_of_a), tuple(rest_of_b)
 
 
@@ -112,11 +113,12 @@ def _key(labels: AxisLabels, factor: Factor) -> int:
     for part in factors_of([factor], labels.numbers):
         operand = part.operand
         if part.kind == "sum":
-            operand = tuple(
-                (term.sign, *(labels.numbers[f] for f in term.factors)) for term in operand
-            )
+            addends = []
+            for term in operand:
+                addends.append((term.sign, *taken(labels.numbers, term.factors)))
+            operand = tuple(addends)
         elif isinstance(operand, tuple):
-            operand = tuple(labels.numbers[f] for f in operand)
+            operand = taken(labels.numbers, operand)
         elif jaxprs.is_literal(operand):
             is_number = not operand.aval.shape
             value = np.asarray(operand.val).item() if is_number else id(operand)

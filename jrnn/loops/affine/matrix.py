@@ -23,11 +23,12 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
-from jrnn.loops.affine.carries import DECAYS_ALONE, ON_INPUTS
+from jrnn.loops.affine.carries import DECAYS_ALONE, ON_INPUTS, Group
 from jrnn.loops.affine.equations import Forms
-from jrnn.loops.affine.terms import AffineSum, Row, Term, rows_of
+from jrnn.loops.affine.terms import AffineSum, Axes, Row, Term, Terms, factors_in, rows_of
 from jrnn.loops.ir import CARRY, Loop, Unsupported
 
+Matrices = tuple[tuple[Term, Term], ...]  # a matrix that is the same at every step, and a factor
 _MOST = 3  # carries that read each other as wholes
 
 
@@ -49,16 +50,16 @@ class AffineForm:
         columns: the labels of V along which the decay differs.
     """
 
-    positions: tuple[int, ...]
+    positions: Group
     forms: Forms
-    decay: tuple[Term, ...]
-    updates: tuple[Term, ...]
-    known: tuple[Term, ...]
-    matrices: tuple[tuple[Term, Term], ...]
+    decay: Terms
+    updates: Terms
+    known: Terms
+    matrices: Matrices
     solved: tuple[Row, ...]
     readouts: Mapping[Var, AffineSum]
-    free: tuple[int, ...]
-    columns: tuple[int, ...] = ()
+    free: Axes
+    columns: Axes = ()
 
     @property
     def width(self) -> int:
@@ -68,14 +69,13 @@ class AffineForm:
     @property
     def rows(self) -> dict[Row, None]:
         """The rows that updates and readouts read, each after those that it reads."""
-        return rows_of([*self.updates, *(t for v in self.readouts.values() for t in v.terms)])
+        return rows_of(_with_readouts(self.updates, self.readouts))
 
     @property
     def terms(self) -> list[Term]:
         """All terms, with the terms of rows."""
-        terms = [*self.decay, *self.updates, *self.known, *itertools.chain(*self.matrices)]
-        for value in self.readouts.values():
-            terms += value.terms
+        of_state = [*self.decay, *self.updates, *self.known, *itertools.chain(*self.matrices)]
+        terms = _with_readouts(of_state, self.readouts)
         for row in rows_of(terms):
             terms += row.terms
         return terms
@@ -119,7 +119,7 @@ class AffineForm:
 
 def matrix_form(
     loop: Loop,
-    positions: tuple[int, ...],
+    positions: Group,
     known: Collection[Var],
     outs: Sequence[Atom],
     constants: Env,
@@ -144,19 +144,18 @@ def matrix_form(
     forms = Forms(states, loop.eqns, known, constants)
     forms.walk()
     terms = _terms_of(loop, forms, positions)
-    if forms.contracted is None:
+    k = forms.contracted
+    if k is None:
         raise Unsupported(
             f"{CARRY} is never contracted",
             remedy="chunks pay where each step multiplies it by a vector",
         )
-    k = forms.contracted
-    axes = {l for l in forms.axes if l is not None}
 
     # The terms by what they contain: S, a row, or neither.
     decay = tuple(t for t in terms if t.operand in states)
     updates = tuple(t for t in terms if isinstance(t.operand, Row))
     without_state = [t for t in terms if t.operand is None]
-    outer_products, matrices = _matrices(loop, forms, axes, without_state)
+    outer_products, matrices = _matrices(loop, forms, without_state)
     scales = [scale for _, scale in matrices]
     if k in forms.labels_in(scales):
         raise Unsupported(f"a matrix that is added to {CARRY} is scaled along K")
@@ -166,44 +165,24 @@ def matrix_form(
 
     # The rows that are read.
     readouts = _readouts(loop, forms, outs)
-    read_terms = list(updates)
-    for value in readouts.values():
-        read_terms += value.terms
     row_terms: list[Term] = []
-    for row in rows_of(read_terms):
+    for row in rows_of(_with_readouts(updates, readouts)):
         row_terms += row.terms
     queries = [t for t in row_terms if t.operand is not None]
 
-    def along_k(terms: Iterable[Term]) -> list[set[int]]:
-        """Returns the labels of each factor that has K."""
-        labels: list[set[int]] = []
-        for term in terms:
-            labels += map(forms.labels_of, term.factors)
-        return [of_factor for of_factor in labels if k in of_factor]
-
     # V: the axes along which keys, queries and decays are the same; or else decays alone may differ.
-    keys = set().union(*along_k([*outer_products, *scales]))
+    keys = set().union(*_along_k(forms, [*outer_products, *scales]))
     free = forms.free_of(forms.labels_in([*decay, *updates, *queries]) | keys)
-    columns: tuple[int, ...] = ()
-    if not free and not updates and len(axes) > 1 and len(states) == 1:
-        free = forms.free_of(keys.union(*along_k(queries)))
+    columns: Axes = ()
+    if not free and not updates and len(forms.long_axes) > 1 and len(states) == 1:
+        free = forms.free_of(keys.union(*_along_k(forms, queries)))
         columns = tuple(l for l in free if l in forms.labels_in(decay))
-        decays_along_k = along_k(decay)
-        differs_in_one_factor = any(not labels.isdisjoint(columns) for labels in decays_along_k)
+        decays_along_k = _along_k(forms, decay)
+        differs_in_one_factor = not set().union(*decays_along_k).isdisjoint(columns)
         if differs_in_one_factor or (len(decay) > 1 and decays_along_k):
             raise Unsupported("transitions differ along every axis")
 
-    # Factors that a chunk cannot have.
-    solved_terms = [updates, *(row.terms for row in rows_of(updates))]
-    if any(forms.labels_in(several) - axes for several in solved_terms):
-        raise Unsupported(
-            f"a dense matrix times {CARRY}, or several rows at once",
-            remedy="a decay, or I - k k^T, can be applied in chunks",
-        )
-    for term in [*terms, *row_terms]:
-        for factor in term.factors:
-            if len(forms.labels_of(factor)) < sum(l is not None for l in factor.labels):
-                raise Unsupported(f"a matrix has one axis of {CARRY} twice", remedy=ON_INPUTS)
+    _check_factors(forms, updates, [*terms, *row_terms])
     return AffineForm(
         positions=positions,
         forms=forms,
@@ -218,7 +197,33 @@ def matrix_form(
     )
 
 
-def _terms_of(loop: Loop, forms: Forms, positions: tuple[int, ...]) -> list[Term]:
+def _with_readouts(terms: Iterable[Term], readouts: Mapping[Var, AffineSum]) -> list[Term]:
+    """Returns terms, and the terms of values where S is read."""
+    of_readouts = (value.terms for value in readouts.values())
+    return [*terms, *itertools.chain(*of_readouts)]
+
+
+def _along_k(forms: Forms, terms: Iterable[Term]) -> list[set[int]]:
+    """Returns the labels of each factor that has K."""
+    labels = map(forms.labels_of, factors_in(terms))
+    return [of_factor for of_factor in labels if forms.contracted in of_factor]
+
+
+def _check_factors(forms: Forms, updates: Sequence[Term], terms: Iterable[Term]) -> None:
+    """Raises Unsupported if a factor is none that a chunk can have."""
+    for several in [updates, *(row.terms for row in rows_of(updates))]:
+        if not forms.labels_in(several).issubset(forms.long_axes):
+            raise Unsupported(
+                f"a dense matrix times {CARRY}, or several rows at once",
+                remedy="a decay, or I - k k^T, can be applied in chunks",
+            )
+    for factor in factors_in(terms):
+        labels = [l for l in forms.resolved(factor.labels) if l is not None]
+        if len(labels) > len(set(labels)):
+            raise Unsupported(f"a matrix has one axis of {CARRY} twice", remedy=ON_INPUTS)
+
+
+def _terms_of(loop: Loop, forms: Forms, positions: Group) -> list[Term]:
     """Returns the terms of the new carries."""
     terms: list[Term] = []
     zero = AffineSum(forms.axes, ())
@@ -227,23 +232,28 @@ def _terms_of(loop: Loop, forms: Forms, positions: tuple[int, ...]) -> list[Term
         if not jaxprs.is_in(new, forms.values):
             read = f"the new {CARRY} depends on what was read from {CARRY}"
             reason = f"{read} by an operation that is not affine"
-            raise Unsupported(reason, _breaking(loop, forms, new), remedy=ON_INPUTS)
+            raise Unsupported(
+                reason,
+                None if jaxprs.is_literal(new) else forms.breaking.get(new),
+                remedy=ON_INPUTS,
+            )
         for term in forms.sum(zero, forms.values[new]).terms:
             terms.append(replace(term, new_state=i))
     return terms
 
 
-def _matrices(
-    loop: Loop, forms: Forms, axes: set[int], terms: Sequence[Term]
-) -> tuple[tuple[Term, ...], tuple[tuple[Term, Term], ...]]:
+def _matrices(loop: Loop, forms: Forms, terms: Sequence[Term]) -> tuple[Terms, Matrices]:
     """Returns terms without the carry, apart from those that have a matrix that is the same at every step."""
     varying = loop.varying
+    axes = forms.long_axes
     outer_products = []
     matrices = []
     for term in terms:
         constant = None
         for factor in term.factors:
-            if forms.labels_of(factor) >= axes and not jaxprs.is_in(factor.operand, varying):
+            if forms.labels_of(factor).issuperset(axes) and not jaxprs.is_in(
+                factor.operand, varying
+            ):
                 constant = factor
                 break
         if len(axes) > 1 and constant is not None:
@@ -266,12 +276,6 @@ def _readouts(loop: Loop, forms: Forms, outs: Sequence[Atom]) -> dict[Var, Affin
             remedy="return what is read from it, such as its product with a query",
         )
     return {v: forms.values[v] for v in used if v in forms.readouts}
-
-
-def _breaking(loop: Loop, forms: Forms, new: Atom) -> Eqn | None:
-    """Returns the first operation on the way to the new S that has no form."""
-    path, _ = jaxprs.needed(loop.eqns, [new], {*forms.values, *forms.known})
-    return next((e for e in path if any(v in forms.values for v in jaxprs.inputs(e))), None)
 
 
 def is_evaluable(eqn: Eqn) -> bool:

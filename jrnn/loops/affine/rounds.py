@@ -25,7 +25,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 _ELEMENTWISE = 4  # products of blocks up to this size are sums of elementwise products
 
@@ -80,7 +80,7 @@ def associative_solve(j: Any, b: Any) -> Any:
     return lax.associative_scan(compose, (j, b))[1]
 
 
-def associative_max(j: jax.Array, b: jax.Array) -> jax.Array:
+def associative_max(j: Array, b: Array) -> Array:
     """Solves `w[t] = max(b[t], j[t] w[t-1])`, with the largest products in place of sums; all numbers are at least 0."""
 
     def compose(first: Any, second: Any) -> Any:
@@ -91,21 +91,21 @@ def associative_max(j: jax.Array, b: jax.Array) -> jax.Array:
     return lax.associative_scan(compose, (j, b))[1]
 
 
-def shift_one_step(d: jax.Array) -> jax.Array:
+def shift_one_step(d: Array) -> Array:
     """Returns d shifted by a step: d[t-1], and 0 at the first step."""
     return jnp.concatenate([jnp.zeros_like(d[:1]), d[:-1]])
 
 
-def solve(j: jax.Array, b: jax.Array) -> jax.Array:
+def solve(j: Array, b: Array) -> Array:
     """Solves a recurrence. If the doubling steps overflow, it is solved step by step. Differentiable in `j` and `b`."""
 
-    def operator(d: jax.Array) -> jax.Array:
+    def operator(d: Array) -> Array:
         return d - matvec(j, shift_one_step(d))
 
-    def forward(_: Any, b: jax.Array) -> jax.Array:
+    def forward(_: Any, b: Array) -> Array:
         return _finite(j, b)
 
-    def transpose_solve(_: Any, g: jax.Array) -> jax.Array:
+    def transpose_solve(_: Any, g: Array) -> Array:
         # The adjoint: a[t] = J[t+1]^T a[t+1] + g[t], the same recurrence from the last step to the first.
         later = jnp.concatenate([j[1:], jnp.zeros_like(j[:1])])
         return _finite(jnp.swapaxes(later, -1, -2)[::-1], g[::-1])[::-1]
@@ -113,7 +113,7 @@ def solve(j: jax.Array, b: jax.Array) -> jax.Array:
     return lax.custom_linear_solve(operator, b, forward, transpose_solve)
 
 
-def _finite(j: jax.Array, b: jax.Array) -> jax.Array:
+def _finite(j: Array, b: Array) -> Array:
     d = associative_solve(j, b)
     steps = b.shape[0]
     start = jnp.where(jnp.all(jnp.isfinite(d)), steps, 0)

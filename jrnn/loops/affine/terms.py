@@ -11,6 +11,7 @@ Shapes: S [batch axes, K, V] in any order. Products with S sum over K, and retur
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -20,7 +21,11 @@ from jrnn.loops.ir import CARRY, Unsupported
 
 T = TypeVar("T")
 
-Labels = tuple[int | None, ...]  # None: constant along this axis
+Label = int | None  # of an axis; None: constant along it
+Labels = tuple[Label, ...]
+Axes = tuple[int, ...]  # labels that are not None, or numbers of axes
+Terms = tuple["Term", ...]
+Product = tuple["Factor", ...]
 
 _LONGEST_UNROLLED = 8  # an axis that S does not have, and over which rows are summed, is unrolled if it is this short
 
@@ -40,26 +45,22 @@ class Factor:
     operand: Any
     labels: Labels
     kind: str = "value"
-    index: tuple[int, ...] = ()
+    index: Axes = ()
 
     @property
     def parts(self) -> list[Factor]:
         """The factors that it is computed from."""
-        if self.kind != "sum":
-            return list(self.operand) if isinstance(self.operand, tuple) else []
-        parts: list[Factor] = []
-        for term in self.operand:
-            parts += term.factors
-        return parts
+        if self.kind == "sum":
+            return factors_in(self.operand)
+        return list(self.operand) if isinstance(self.operand, tuple) else []
 
     def with_parts(self, changed: Mapping[Factor, Factor]) -> Factor:
         """Returns the factor with other parts."""
         if self.kind != "sum":
-            return replace(self, operand=tuple(changed[part] for part in self.operand))
-        terms = (
-            replace(term, factors=tuple(changed[part] for part in term.factors))
-            for term in self.operand
-        )
+            return replace(self, operand=taken(changed, self.operand))
+        terms = []
+        for term in self.operand:
+            terms.append(replace(term, factors=taken(changed, term.factors)))
         return replace(self, operand=tuple(terms))
 
 
@@ -67,7 +68,7 @@ class Factor:
 class Row:
     """A sum of terms: S times factors is summed over K; the other terms have no K."""
 
-    terms: tuple[Term, ...]
+    terms: Terms
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +76,7 @@ class Term:
     """`sign * product(factors) * operand`, where `operand` is a carry, a row, or None for a known term."""
 
     operand: Var | Row | None
-    factors: tuple[Factor, ...] = ()
+    factors: Product = ()
     sign: int = 1
     new_state: int = 0  # for a term of a new carry: its index in `AxisLabels.states`
 
@@ -88,8 +89,8 @@ class AffineSum:
     """A sum of terms, and the label of each of its axes; also summed over `sums`, axes of S other than K."""
 
     labels: Labels
-    terms: tuple[Term, ...]
-    sums: tuple[int, ...] = ()
+    terms: Terms
+    sums: Axes = ()
 
     def scaled(self, factors: Sequence[Factor] = (), sign: int = 1) -> AffineSum:
         return replace(self, terms=tuple(t.times(factors, sign) for t in self.terms))
@@ -114,8 +115,8 @@ class AxisLabels:
         shape = states[0].aval.shape
         self.states = states
         self.axes: Labels = tuple(None if n == 1 else i for i, n in enumerate(shape))
-        self.size = {l: shape[l] for l in self.axes if l is not None}
-        self.contracted: int | None = None
+        self.size = {l: shape[l] for l in self.long_axes}
+        self.contracted: Label = None
         self._numbers = itertools.count(len(shape))
         self._unified_with: dict[int, int] = {}
         self.numbers: dict[Factor, int] = {}
@@ -123,7 +124,7 @@ class AxisLabels:
         self._rows = {}
         self._replaced_rows = {}
 
-    def find(self, label: int | None) -> int | None:
+    def find(self, label: Label) -> Label:
         first = label
         while first in self._unified_with:
             first = self._unified_with[first]
@@ -133,27 +134,34 @@ class AxisLabels:
             label = following
         return first
 
-    def resolved(self, labels: Iterable[int | None]) -> Labels:
+    def resolved(self, labels: Iterable[Label]) -> Labels:
         return tuple(map(self.find, labels))
 
     def labels_of(self, factor: Factor) -> set[int]:
         return {l for l in self.resolved(factor.labels) if l is not None}
 
     def labels_in(self, terms: Iterable[Term]) -> set[int]:
-        return set().union(*(self.labels_of(f) for t in terms for f in t.factors))
+        return set().union(*map(self.labels_of, factors_in(terms)))
 
-    def free_of(self, fixed: Collection[int]) -> tuple[int, ...]:
+    def with_another(self, labels: Iterable[Label], label: Label, other: Label) -> Labels:
+        """Returns labels with another one, or with none, in place of one of them."""
+        return tuple(other if l == label else l for l in self.resolved(labels))
+
+    @property
+    def long_axes(self) -> list[int]:
+        """The labels of the axes of S that are longer than 1."""
+        return [l for l in self.axes if l is not None]
+
+    def free_of(self, fixed: Collection[int]) -> Axes:
         """Returns the axes of S, without K and those that are fixed."""
-        return tuple(
-            l for l in self.axes if l is not None and l != self.contracted and l not in fixed
-        )
+        return tuple(l for l in self.long_axes if l != self.contracted and l not in fixed)
 
     def _fresh(self, size: int) -> int:
         label = next(self._numbers)
         self.size[label] = size
         return label
 
-    def _unify_labels(self, a: int | None, b: int | None) -> int | None:
+    def _unify_labels(self, a: Label, b: Label) -> Label:
         a = self.find(a)
         b = self.find(b)
         if a is None or b is None or a == b:
@@ -168,80 +176,86 @@ class AxisLabels:
 
     def is_matrix(self, value: AffineSum) -> bool:
         """Returns True for values that are as large as S."""
-        has_state = any(t.operand in self.states for t in value.terms)
-        return has_state or (
-            self.contracted is not None and self.contracted in self.resolved(value.labels)
-        )
+        if any(term.operand in self.states for term in value.terms):
+            return True
+        return self.contracted is not None and self.contracted in self.resolved(value.labels)
 
     # Labels that are replaced by an index or another label
 
-    def _is_short(self, label: int | None) -> bool:
+    def _is_short(self, label: Label) -> bool:
         label = self.find(label)
         return (
             label is not None and label not in self.axes and self.size[label] <= _LONGEST_UNROLLED
         )
 
-    def _at_index(self, value: AffineSum, label: int | None, index: int) -> AffineSum:
+    def _at_index(self, value: AffineSum, label: Label, index: int) -> AffineSum:
         """The value at an index of an axis."""
         label = self.find(label)
-        labels = tuple(None if self.find(l) == label else l for l in value.labels)
-        return AffineSum(labels, tuple(self._term_with(t, label, index=index) for t in value.terms))
+        labels = self.with_another(value.labels, label, None)
+        return AffineSum(labels, self._replaced(value.terms, label, index=index))
 
-    def _term_with(self, term: Term, label: int | None, **replacements: int) -> Term:
-        key = (label, *replacements.items())
+    def _replaced(
+        self,
+        terms: Sequence[Term],
+        label: Label,
+        index: int | None = None,
+        other: Label = None,
+    ) -> Terms:
+        """Returns terms at an index of an axis, or with another label for it."""
+        key = (label, index, other)
         rows = self._replaced_rows.setdefault((len(self._unified_with), *key), {})
+        factors: dict[Factor, Factor] = {}
 
-        def changed(factor: Factor) -> Factor:
-            return self._factor_with(factor, label, **replacements)
+        def changed(term: Term) -> Term:
+            for part in factors_of(term.factors, factors):
+                factors[part] = self._own_factor_with(part, factors, *key)
+            operand = rows.get(term.operand, term.operand)
+            return replace(term, factors=taken(factors, term.factors), operand=operand)
 
-        for row in rows_of([term], rows):
-            terms = tuple(_mapped(t, changed, rows) for t in row.terms)
-            same = all(
-                a.operand is b.operand and a.factors == b.factors for a, b in zip(terms, row.terms)
-            )
-            rows[row] = row if same else self._rows.setdefault((row, *key), Row(terms))
-        return _mapped(term, changed, rows)
-
-    def _factor_with(
-        self, factor: Factor, label: int | None, index: Any = None, other: int | None = None
-    ) -> Factor:
-        """The factor at an index of an axis, or with another label for it."""
-        changed: dict[Factor, Factor] = {}
-        for part in factors_of([factor]):
-            changed[part] = self._own_factor_with(part, changed, label, index, other)
-        return changed[factor]
+        for row in rows_of(terms, rows):
+            new_terms = tuple(map(changed, row.terms))
+            is_same = all(map(_are_same, new_terms, row.terms))
+            rows[row] = row if is_same else self._rows.setdefault((row, *key), Row(new_terms))
+        return tuple(map(changed, terms))
 
     def _own_factor_with(
         self,
         factor: Factor,
         changed: Mapping[Factor, Factor],
-        label: int | None,
-        index: Any,
-        other: int | None,
+        label: Label,
+        index: int | None,
+        other: Label,
     ) -> Factor:
+        """Returns a factor whose parts are changed already."""
         labels = self.resolved(factor.labels)
+        new_labels = self.with_another(labels, label, other)
         if isinstance(factor.operand, tuple):
             if all(changed[part] is part for part in factor.parts):
                 return factor
-            new_labels = (other if l == label else l for l in labels)
-            remaining = tuple(l for l in new_labels if l != label and l is not None)
+            remaining = tuple(l for l in new_labels if l is not None)
             return replace(factor.with_parts(changed), labels=remaining)
         if label not in labels:
             return factor
         if other is not None:
-            return replace(factor, labels=tuple(other if l == label else l for l in labels))
-        indices = factor.index or (0,) * len(labels)
-        at = tuple(index if l == label else i for l, i in zip(labels, indices))
+            return replace(factor, labels=new_labels)
+        indices = list(factor.index or (0,) * len(labels))
+        for axis, own_label in enumerate(labels):
+            if own_label == label:
+                indices[axis] = index
         kind = "mask" if factor.kind == "identity" else factor.kind
-        return replace(
-            factor, labels=tuple(None if l == label else l for l in labels), kind=kind, index=at
-        )
+        return replace(factor, labels=new_labels, kind=kind, index=tuple(indices))
 
 
-def _mapped(term: Term, change: Callable[[Factor], Factor], rows: Mapping[Any, Row]) -> Term:
-    """Returns a term with its factors changed, and its row replaced."""
-    factors = tuple(map(change, term.factors))
-    return replace(term, factors=factors, operand=rows.get(term.operand, term.operand))
+def factors_in(terms: Iterable[Term]) -> list[Factor]:
+    return list(itertools.chain.from_iterable(term.factors for term in terms))
+
+
+def taken(values: Mapping[Factor, T], factors: Iterable[Factor]) -> tuple[T, ...]:
+    return tuple(map(values.__getitem__, factors))
+
+
+def _are_same(a: Term, b: Term) -> bool:
+    return a.operand is b.operand and a.factors == b.factors
 
 
 def rows_of(terms: Iterable[Term], known: Collection[Row] = ()) -> dict[Row, None]:
@@ -259,7 +273,7 @@ def _rows_read(terms: Iterable[Term]) -> list[Row]:
 
 def factors_of(factors: Iterable[Factor], known: Collection[Factor] = ()) -> dict[Factor, None]:
     """Returns factors, and those that they are computed from, each after its parts, without those that are known."""
-    return _in_order(factors, lambda factor: factor.parts, known)
+    return _in_order(factors, operator.attrgetter("parts"), known)
 
 
 def _in_order(

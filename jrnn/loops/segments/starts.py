@@ -18,15 +18,8 @@ from jrnn.jaxprs import Atom, Env
 from jrnn.jaxprs.mesh_axes import like
 from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks
-from jrnn.loops.affine.carries import (
-    CarrySchedule,
-    CarryStage,
-    Group,
-    Kind,
-    check_diagonal,
-    part_of,
-)
-from jrnn.loops.affine.matrix import matrix_form
+from jrnn.loops.affine.carries import CarrySchedule, CarryStage, Group, Kind, part_of
+from jrnn.loops.affine.reader import read_step
 from jrnn.loops.ir import Loop, Tree, Unsupported, observers
 from jrnn.loops.segments.shard import TimeShard, Values
 
@@ -94,7 +87,11 @@ class Segment:
     def _matrix(
         self, stage: CarryStage, transition: Blocks, consts: Values, start: Values, xs: Values
     ) -> Array:
-        """Returns A of a group of carries: the linear part of the step, applied to a basis at every step."""
+        """Returns A of a group of carries: the linear part of the step, applied to a basis at every step.
+
+        The linear part is a derivative here, whatever the kind of the step: A is that of all steps of the segment, which a
+        loop applies to the basis, and a matrix step applies its terms without computing their matrix.
+        """
         group = transition.carries
         count = len(group)
         others = [i for i in stage.reads if i not in stage.carry]
@@ -308,7 +305,7 @@ def _kind(
     if schedule.is_overwritten(group):
         return "overwritten", None
     try:
-        transition = _transition(loop, group, schedule, constants)
+        transition = read_step(loop, group, schedule, constants).blocks
     except Unsupported as why:
         return "opaque", why.explained()
     except Exception as error:
@@ -317,19 +314,3 @@ def _kind(
         why = f"its transition takes {transition.runs} runs of the loop, and there are {count} devices"
         return "opaque", why
     return "affine", transition
-
-
-def _transition(loop: Loop, group: Group, schedule: CarrySchedule, constants: Env) -> Blocks:
-    """Returns how A of a group is laid out: one number for each element, or a matrix along the axis that is contracted."""
-    shape = loop.carry[group[0]].aval.shape
-    axes = tuple(range(len(shape)))
-    try:
-        check_diagonal(loop, group, schedule.between)
-        return Blocks(group, (shape,) * len(group), axes)
-    except Unsupported:
-        if len(group) > 1 or len(shape) < 2:
-            raise
-    form = matrix_form(loop, group, schedule.known, [], constants)
-    same = tuple(axis for axis in form.free if axis not in form.columns)
-    not_aligned = {form.forms.contracted, *same}
-    return Blocks(group, (shape,), tuple(d for d in axes if d not in not_aligned), same)

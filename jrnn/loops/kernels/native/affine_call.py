@@ -21,20 +21,22 @@ from jax import Array
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var
 from jrnn.jaxprs.jax_internals import mesh_axes_type
+from jrnn.loops.affine.reader import read_diagonal
 from jrnn.loops.ir import Loop, Results, Unsupported
 from jrnn.loops.kernels.native import library
 from jrnn.loops.kernels.native.affine_program import (
     OF_STEPS,
     Encoded,
-    FirstOrder,
     Instruction,
     Instructions,
+    Key,
     encoded,
     is_known,
+    key_of,
     known_from_values,
     operands_of,
 )
-from jrnn.loops.kernels.native.affine_step import AffineStep
+from jrnn.loops.kernels.native.affine_step import ScalarStep
 from jrnn.loops.passes.sums import linear_region
 
 # affine.h has the same numbers
@@ -59,7 +61,7 @@ class AffineCall:
         block_steps: the steps of a block.
     """
 
-    step: AffineStep
+    step: ScalarStep
     outs: tuple[Var, ...]
     sums: Sums
     tile_eqns: tuple[Eqn, ...]
@@ -152,17 +154,22 @@ class Sums:
         )
 
 
-def affine_call(step: AffineStep) -> AffineCall:
+def affine_call(step: ScalarStep) -> AffineCall:
     """Returns the call for a step. Raises `Unsupported` with the reason if there is none."""
     _check(step)
     loop = step.loop
-    first_order = FirstOrder(step) if len(step.carries) == 1 else None
-    recurrence = first_order.instructions if first_order else []
-    ends = first_order.results if first_order else ()
+    recurrence: list[Instruction] = []
+    coefficients: list[Key] = []
+    if len(step.carries) == 1:
+        affine = read_diagonal(loop, step.carries, step.eqns)
+        recurrence = list(map(Instruction.of, affine.eqns))
+        coefficients = list(map(key_of, (*affine.a[0], *affine.b)))
 
     # Before the affine part, the kernel computes what that part reads and values determine.
     known = known_from_values(step)
-    read = [k for k in (*step.inputs, *ends, *operands_of(recurrence)) if isinstance(k, Var)]
+    read = [
+        k for k in (*step.inputs, *coefficients, *operands_of(recurrence)) if isinstance(k, Var)
+    ]
     before, _ = jaxprs.needed(known, read, ())
     there = {*step.values, *jaxprs.results(before)}
     computed = there.union(jaxprs.results(known))
@@ -184,11 +191,12 @@ def affine_call(step: AffineStep) -> AffineCall:
         before=[*map(Instruction.of, before), *recurrence],
         affine=[Instruction.of(e) for e in step.eqns if is_known(e, step.dtype, OF_STEPS)],
         after=list(map(Instruction.of, after)),
+        recurrence=len(recurrence),
     )
-    if sum(map(len, instructions)) > _MAX_INSTRUCTIONS:
+    if sum(map(len, instructions[:3])) > _MAX_INSTRUCTIONS:
         raise Unsupported(f"the step has more than {_MAX_INSTRUCTIONS} operations")
     summands = [factors.get(v, (v,)) for v in sums.inner]
-    program = encoded(step, instructions, first_order, summands, outs)
+    program = encoded(step, instructions, coefficients, summands, outs)
 
     varying = loop.varying
     eqns_before, _ = jaxprs.needed(loop.eqns, program.stacks, {*loop.consts, *loop.xs})
@@ -203,7 +211,7 @@ def affine_call(step: AffineStep) -> AffineCall:
     )
 
 
-def _check(step: AffineStep) -> None:
+def _check(step: ScalarStep) -> None:
     """Raises `Unsupported` if the kernel is not there, or cannot run a step of this size."""
     library.require()
     carries = len(step.carries)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -12,22 +11,15 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
-from jrnn.loops.kernels.native.affine_step import AffineStep
+from jrnn.loops.kernels.native.affine_step import ScalarStep
 from jrnn.loops.kernels.native.encoder import OPCODES
 from jrnn.loops.kernels.native.steps import ELEMENTWISE, OF_BOOLEANS, SWAPPED
 
-Key = Any  # of a register: a variable, what `repr` prints of a number, or an object
+# Of a register: a variable, or what `repr` prints of a number: NaN is not equal to itself, and -0.0 is to 0.0.
+Key = Any
 
-# Numbers by what `repr` prints: NaN is not equal to itself, and -0.0 is to 0.0.
-_ZERO = "0.0"
-_ONE = "1.0"
 OF_STEPS = ("copy", "add", "sub", "mul", "div", "neg", "select")  # computed step by step
 _STORED = {"none": 0, "before": 1, "after": 2}
-# Operations with a number at a place, and the place of the operand that is the result.
-_IDENTITIES = {("mul", 0, _ONE): 1, ("mul", 1, _ONE): 0, ("div", 1, _ONE): 0}
-_IDENTITIES |= {("add", 0, _ZERO): 1, ("add", 1, _ZERO): 0, ("sub", 1, _ZERO): 0}
-# Operations and the places whose 0 makes 0 of the result.
-_ZEROS = {("mul", 0), ("mul", 1), ("div", 0), ("neg", 0)}
 
 
 class Instruction(NamedTuple):
@@ -46,11 +38,19 @@ class Instruction(NamedTuple):
 
 
 class Instructions(NamedTuple):
-    """The instructions of an affine loop: of a tile of steps, of one step, and of a tile again."""
+    """The instructions of an affine loop.
+
+    Attributes:
+        before: of a tile of steps; the last ones compute the coefficients of the only carry.
+        affine: of one step.
+        after: of a tile again.
+        recurrence: how many instructions compute coefficients.
+    """
 
     before: Sequence[Instruction]
     affine: Sequence[Instruction]
     after: Sequence[Instruction]
+    recurrence: int
 
 
 def key_of(atom: Atom) -> Key:
@@ -85,7 +85,7 @@ def is_known(eqn: Eqn, dtype: Any, names: Collection[str] = OPCODES) -> bool:
     return True
 
 
-def known_from_values(step: AffineStep) -> list[Eqn]:
+def known_from_values(step: ScalarStep) -> list[Eqn]:
     """Returns the equations of a step that the kernel can compute for a tile of steps once it has the values."""
     moving = step.loop.on_carry
     results = {*step.values}
@@ -98,56 +98,6 @@ def known_from_values(step: AffineStep) -> list[Eqn]:
     return eqns
 
 
-@dataclass
-class FirstOrder:
-    """The only carry as `a s + b`: `results` are a and b, and the instructions compute them from inputs."""
-
-    step: AffineStep
-    instructions: list[Instruction] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        (carry,) = self.step.carry
-        (new,) = map(key_of, self.step.new)
-        pairs = {
-            carry: (_ONE, _ZERO)
-        }  # coefficients and offsets of values that depend on the carry
-        on_carry = jaxprs.depends(self.step.eqns, [carry])
-        for eqn in self.step.eqns:
-            if eqn.outvars[0] in on_carry:
-                name, out, operands = Instruction.of(eqn)
-                pairs[out] = self._pair(name, operands, pairs)
-        self.results = pairs.get(new, (_ZERO, new))
-
-    def _pair(
-        self, name: str, operands: Sequence[Key], pairs: Mapping[Key, tuple[Key, Key]]
-    ) -> tuple[Key, Key]:
-        """Returns the coefficient and the offset of a result."""
-        coefficients = []
-        offsets = []
-        for key in operands:
-            # A factor or divisor that does not depend on the carry applies to both.
-            coefficient, offset = pairs.get(key, (key if name in ("mul", "div") else _ZERO, key))
-            coefficients.append(coefficient)
-            offsets.append(offset)
-        if name == "select":  # so does a condition
-            coefficients[0] = operands[0]
-        return self._apply(name, *coefficients), self._apply(name, *offsets)
-
-    def _apply(self, name: str, *operands: Key) -> Key:
-        """Returns the key of a result, which may be that of an operand or a number."""
-        if name == "copy":
-            return operands[0]
-        for place, operand in enumerate(operands):
-            same = _IDENTITIES.get((name, place, operand))
-            if same is not None:
-                return operands[same]
-            if operand == _ZERO and (name, place) in _ZEROS:
-                return _ZERO
-        out = object()
-        self.instructions.append(Instruction(name, out, operands))
-        return out
-
-
 class Encoded(NamedTuple):
     """The program of an affine loop, which `src/entry.cpp` reads, with the variables that it reads, sums and stores."""
 
@@ -158,9 +108,9 @@ class Encoded(NamedTuple):
 
 
 def encoded(
-    step: AffineStep,
+    step: ScalarStep,
     instructions: Instructions,
-    first_order: FirstOrder | None,
+    coefficients: Sequence[Key],
     sums: Sequence[Sequence[Key]],
     outs: Sequence[Var],
 ) -> Encoded:
@@ -169,12 +119,11 @@ def encoded(
     Args:
         step: the loop's step.
         instructions: what is computed before, in and after the affine part.
-        first_order: the coefficient of the only carry, or None if there are others.
+        coefficients: of the only carry, a and b; or none if there are others.
         sums: for each sum its summands, or two factors of them.
         outs: what is stored for all steps.
     """
-    before, affine, after = instructions
-    coefficients = first_order.results if first_order else ()
+    before, affine, after, recurrence = instructions
     in_tile = dict.fromkeys([*operands_of((*before, *after)), *step.inputs, *coefficients])
     in_tile.update(dict.fromkeys(itertools.chain.from_iterable(sums)))
     ends = [key_of(a) for a in (*step.new, *step.values)]
@@ -207,11 +156,9 @@ def encoded(
     program = [jnp.dtype(step.dtype).itemsize, step.loop.length, step.loop.reverse]
     program.append(_STORED[step.stored])
     program += map(len, (step.carries, step.inputs, step.values, constants, stacks, sums, outs))
-    if first_order:
-        program += [*(tile[k] for k in coefficients), len(first_order.instructions)]
-    else:
-        program += [-1, -1, 0]
-    program += map(len, instructions)
+    program += [tile[k] for k in coefficients] or [-1, -1]
+    program.append(recurrence)
+    program += map(len, (before, affine, after))
     for part, registers in ((before, tile), (affine, numbers), (after, tile)):
         for i in part:
             read = [registers[k] for k in i.operands]

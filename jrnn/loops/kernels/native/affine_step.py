@@ -3,6 +3,9 @@
 Filters, moving averages, exponential smoothing, linear plants, returns and advantages have such steps, and so have the
 reverse loops of their gradients. Carries are single numbers of one type, float32 or float64. What is added to them, and what
 the step computes from them for its outputs, may be anything.
+
+`jrnn.loops.affine.reader` has the question whether an operation is affine, and reads the coefficients of a single carry.
+Those of several carries are numbers for all steps, which the kernel computes: it runs the operations on a basis.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from jrnn.loops.passes.sums import added_to_carries
 
 
 @dataclass(frozen=True)
-class AffineStep:
+class ScalarStep:
     """A step with new carries `A s + B u + b` and values `C s + D u + d`, where A, B, b, C, D and d are those of all steps.
 
     Of a single carry the inputs may be coefficients, too: `a(u) s + b(u)`.
@@ -60,7 +63,7 @@ class AffineStep:
         return "after" if self.values == tuple(self.new) else "none"
 
 
-def affine_step(loop: Loop) -> AffineStep:
+def affine_step(loop: Loop) -> ScalarStep:
     """Returns the affine form of a step; raises Unsupported, with the reason, if it has none."""
     sums = _sums(loop)
     carries = tuple(i for i in range(len(loop.carry)) if i not in sums)
@@ -106,7 +109,7 @@ def affine_step(loop: Loop) -> AffineStep:
         if len(others) <= len(inputs):
             inputs = others
             eqns = other_eqns
-    return AffineStep(
+    return ScalarStep(
         loop=loop,
         carries=carries,
         sums=sums,
@@ -175,18 +178,10 @@ def _affine_values(
 
 def _is_affine(eqn: Eqn, varying: Collection[Var]) -> bool:
     """Returns True if an equation on single numbers is affine in the operands that vary."""
-    name = eqn.primitive.name
     outs = eqn.outvars
     if len(outs) != 1 or not _is_number(outs[0]) or any(a.aval.shape for a in eqn.invars):
         return False
-    if primitives.is_sum(eqn) or primitives.is_retyping(eqn):
-        return True
-    varies = [jaxprs.is_in(a, varying) for a in eqn.invars]
-    if name == "mul":
-        return not all(varies)
-    if name == "div":
-        return not varies[-1]
-    return name == "select_n" and not varies[0]
+    return primitives.is_affine(eqn, [jaxprs.is_in(a, varying) for a in eqn.invars])
 
 
 def _is_sign(eqn: Eqn) -> bool:
