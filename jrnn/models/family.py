@@ -18,7 +18,7 @@ from jax import Array
 
 from jrnn.errors import ConfigError
 from jrnn.models.model_config import DecoderKeys, read_config
-from jrnn.nn.span import Span, layer_norm, rms_norm
+from jrnn.nn.span import Pair, Span, layer_norm, rms_norm
 
 Shapes = dict[str, tuple[int, ...]]
 State = dict[str, Array]
@@ -33,9 +33,10 @@ FIRST = {
 
 
 class Scoped(NamedTuple):
-    """The parameters whose names begin with a prefix, by the rest of their names."""
+    """The parameters whose names begin with a prefix, by the rest of their names; and the steps that they are used for."""
 
     params: Mapping[str, Array]
+    span: Span
     prefix: str = ""
 
     def __getitem__(self, name: str) -> Array:  # type: ignore[override]
@@ -45,28 +46,27 @@ class Scoped(NamedTuple):
         return self.params.get(self.prefix + name)
 
     def at(self, more: str) -> Scoped:
-        return Scoped(self.params, f"{self.prefix}{more}." if more else self.prefix)
+        return Scoped(self.params, self.span, f"{self.prefix}{more}." if more else self.prefix)
 
-    def linear(self, span: Span, name: str, x: Array) -> Array:
+    def linear(self, name: str, x: Array) -> Array:
         """x weight^T + bias, where the bias is optional."""
-        return span.linear(x, self[f"{name}.weight"], self.get(f"{name}.bias"))
+        return self.span.linear(x, self[f"{name}.weight"], self.get(f"{name}.bias"))
 
-    def convolve(self, span: Span, name: str, x: Array, window: Array) -> tuple[Array, Array]:
+    def convolve(self, name: str, x: Array, window: Array) -> Pair:
         """The causal convolution of each channel, and the next window; see `Span.convolve`."""
-        return span.convolve(x, window, self[f"{name}.weight"][:, 0], self.get(f"{name}.bias"))
+        weight = self[f"{name}.weight"][:, 0]
+        return self.span.convolve(x, window, weight, self.get(f"{name}.bias"))
 
 
 class At(NamedTuple):
     """Where a part runs.
 
     Attributes:
-        span: the steps.
         positions: [T, N], counted in each text; None if no part asks for them.
         embedded: [T, N, D], what the first layer got.
         shared: what a layer leaves to later ones.
     """
 
-    span: Span
     positions: Any
     embedded: Array
     shared: State
@@ -300,14 +300,14 @@ class Decoder:
                     state[f"{k}.{name}"] = jnp.full((batch, *shape), FIRST.get(name, 0), kind)
         return state
 
-    def run(self, w: Scoped, x: Array, state: State, span: Span) -> Outputs:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         """Embedded tokens [T, N, D] -> hidden values [T, N, D] after the last norm, and the next state."""
         x = self.embed(x)
         after = dict(state)
         positions = None
         if self.places:
-            positions, after["position"] = span.positions(state["position"])
-        at = At(span, positions, x, {})
+            positions, after["position"] = w.span.positions(state["position"])
+        at = At(positions, x, {})
         for k, layer in enumerate(self.layers):
             prefix = f"{k}."
             own = {}

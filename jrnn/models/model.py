@@ -267,11 +267,11 @@ def _call(
         (model, tokens.T, state, lengths, resets, mask)
     )
     decoder = model.decoder
-    w = Scoped(model.params)
     steps = None
     state, past = apart(state)
     names = decoder.names
-    dtype = w[names.embedding].dtype
+    embeddings = model.params[names.embedding]
+    dtype = embeddings.dtype
     resets = None if resets is None else resets.T
     if mask is not None:
         steps = Compaction.of(mask.T, lengths, resets)
@@ -283,8 +283,9 @@ def _call(
         tokens = jnp.where(live, tokens, 0)
         resets = None if resets is None else resets & live
     span = Span(tokens.shape[0], dtype, lengths, resets, in_a_step=in_a_step)
-    x, after = decoder.run(w, w[names.embedding][tokens].astype(accumulator(dtype)), state, span)
-    head = w[names.embedding if decoder.tied else names.head]
+    embedded = embeddings[tokens].astype(accumulator(dtype))
+    x, after = decoder.run(Scoped(model.params, span), embedded, state)
+    head = model.params[names.embedding if decoder.tied else names.head]
     logits = decoder.logits(span.linear(x, head))
     if lengths is not None:
         logits = jnp.where(live[..., None], logits, 0)

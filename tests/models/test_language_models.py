@@ -171,7 +171,7 @@ def test_experts_with_room_for_their_tokens_are_those_of_all_tokens(spread):
     def run(compute):
         def value(params, tokens, weights):
             return jnp.mean(
-                jnp.sin(compute(Scoped(params), tokens, weights, chosen, Span(1, jnp.float32)))
+                jnp.sin(compute(Scoped(params, Span(1, jnp.float32)), tokens, weights, chosen))
             )
 
         return jax.jit(jax.value_and_grad(value, argnums=(0, 1, 2)))(params, tokens, weights)

@@ -245,7 +245,7 @@ class Attention(Block):
         return memory(room if self.window is None else self.window, self.key_heads, self.size)
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
-        q, k, v = (w.linear(at.span, f"{name}_proj", x) for name in "qkv")
+        q, k, v = (w.linear(f"{name}_proj", x) for name in "qkv")
         return self.mix(w, q, k, v, state, at)
 
     def mix(self, w: Scoped, q: Array, k: Array, v: Array, state: State, at: At) -> Outputs:
@@ -263,13 +263,13 @@ class Attention(Block):
             k,
             heads(v, self.key_heads),
             state,
-            at.span,
+            w.span,
             at.positions,
             self.window,
             scale=self.scale,
         )
         y = y if gate is None else y * jax.nn.sigmoid(gate)
-        return w.linear(at.span, self.out, y.reshape(*y.shape[:2], -1)), after
+        return w.linear(self.out, y.reshape(*y.shape[:2], -1)), after
 
     def _normed(self, w: Scoped, name: str, x: Array, count: int) -> Array:
         """[T, N, heads C] -> [T, N, heads, C]."""
@@ -337,18 +337,17 @@ class Latent(Block):
         return memory(room, self.heads, self.size)
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
-        span = at.span
         if self.query_rank is None:
             query = x
-            q = w.linear(span, "q_proj", x)
+            q = w.linear("q_proj", x)
         else:
             query = Norm(self.query_rank, self.epsilon)(
-                w.at("q_a_layernorm"), w.linear(span, "q_a_proj", x)
+                w.at("q_a_layernorm"), w.linear("q_a_proj", x)
             )
-            q = w.linear(span, "q_b_proj", query)
-        low, shared = jnp.split(w.linear(span, "kv_a_proj_with_mqa", x), [self.rank], axis=-1)
+            q = w.linear("q_b_proj", query)
+        low, shared = jnp.split(w.linear("kv_a_proj_with_mqa", x), [self.rank], axis=-1)
         low = Norm(self.rank, self.epsilon)(w.at("kv_a_layernorm"), low)
-        k, v = jnp.split(heads(w.linear(span, "kv_b_proj", low), self.heads), [self.nope], axis=-1)
+        k, v = jnp.split(heads(w.linear("kv_b_proj", low), self.heads), [self.nope], axis=-1)
         q = heads(q, self.heads)
         shared = shared[:, :, None]
         if self.rope is not None:
@@ -364,11 +363,11 @@ class Latent(Block):
         )
         scale = (self.nope + self.shared) ** -0.5
         y, after = attend(
-            q, k, v, state, span, at.positions, scale=scale, **self.choice(w, x, query, at)
+            q, k, v, state, w.span, at.positions, scale=scale, **self.choice(w, x, query, at)
         )
         y = y[..., : self.value]
-        y = y if self.gate is None else y * jax.nn.sigmoid(w.linear(span, self.gate, x))[..., None]
-        return w.linear(span, self.out, y.reshape(*x.shape[:2], -1)), after
+        y = y if self.gate is None else y * jax.nn.sigmoid(w.linear(self.gate, x))[..., None]
+        return w.linear(self.out, y.reshape(*x.shape[:2], -1)), after
 
     def choice(self, w: Scoped, x: Array, query: Array, at: At) -> dict[str, Any]:
         """The last arguments of `attend`; `query`: the queries before their last product."""
@@ -411,10 +410,8 @@ class Indexer:
 
     def index(self, w: Scoped, x: Array, at: At) -> Array:
         """What is remembered of each token: its key, and its weights in the key of its pool, [T, N, 2 C]."""
-        key = Norm(self.size, 1e-6, centered=True, bias=True)(
-            w.at("k_norm"), w.linear(at.span, "wk", x)
-        )
-        return jnp.concatenate([key, at.span.linear(x, w["index_kpool_compress_gate"])], axis=-1)
+        key = Norm(self.size, 1e-6, centered=True, bias=True)(w.at("k_norm"), w.linear("wk", x))
+        return jnp.concatenate([key, w.span.linear(x, w["index_kpool_compress_gate"])], axis=-1)
 
     def choose(
         self,
@@ -436,9 +433,9 @@ class Indexer:
         shares = jax.nn.softmax(
             shares + w["index_kpool_compress_ape"][:, None, None].astype(keys.dtype), axis=0
         )
-        q = heads(w.linear(at.span, "wq_b", query), self.heads)
+        q = heads(w.linear("wq_b", query), self.heads)
         products = jnp.einsum("tnhc,nsc->tnhs", q, jnp.sum(shares * keys, axis=0)) * self.size**-0.5
-        weights = w.linear(at.span, "weights_proj", x) * self.heads**-0.5
+        weights = w.linear("weights_proj", x) * self.heads**-0.5
         scores = jnp.einsum("tnh,tnhs->nts", weights, jax.nn.relu(products))
         complete = seen & (places % size == size - 1)[:, None]
         best = jax.lax.top_k(jnp.where(complete, scores, -jnp.inf), min(self.pools, count))[1]

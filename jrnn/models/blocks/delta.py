@@ -29,7 +29,7 @@ from jrnn.models.family import (
 from jrnn.models.model_config import ACTIVATIONS, divides
 from jrnn.nn.families.linear_attention_layers import delta, gated_delta
 from jrnn.nn.families.mamba_layer import state_space
-from jrnn.nn.span import Span, along_last, heads, rms_norm, unit_length
+from jrnn.nn.span import along_last, heads, rms_norm, unit_length
 
 CONVOLUTIONS = Merge(("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"), stacks=False)
 
@@ -93,28 +93,27 @@ class Delta(Block):
         k, v = self._sizes
         return {"conv": (self.taps - 1, 2 * k + v), "S": (self.value_heads, self.key, self.value)}
 
-    def _projected(self, w: Scoped, x: Array, span: Span) -> tuple[Array, ...]:
+    def _projected(self, w: Scoped, x: Array) -> tuple[Array, ...]:
         """qkv [T, N, 2 K C + H V], z [T, N, H V], and b and a [T, N, H]."""
         if self.products == "each":
-            qkv = jnp.concatenate([w.linear(span, f"{name}_proj", x) for name in "qkv"], axis=-1)
-            return qkv, *(w.linear(span, f"{name}_proj", x) for name in "gba")
+            qkv = jnp.concatenate([w.linear(f"{name}_proj", x) for name in "qkv"], axis=-1)
+            return qkv, *(w.linear(f"{name}_proj", x) for name in "gba")
         if self.products == "together":
-            return tuple(w.linear(span, f"in_proj_{name}", x) for name in ("qkv", "z", "b", "a"))
+            return tuple(w.linear(f"in_proj_{name}", x) for name in ("qkv", "z", "b", "a"))
         each = self.value_heads // self.key_heads
         flat = (*x.shape[:2], -1)
-        parts = heads(w.linear(span, "in_proj_qkvz", x), self.key_heads)
+        parts = heads(w.linear("in_proj_qkvz", x), self.key_heads)
         parts = jnp.split(
             parts, np.cumsum([self.key, self.key, each * self.value]).tolist(), axis=-1
         )
         q, k, v, z = (part.reshape(flat) for part in parts)
-        b, a = jnp.split(heads(w.linear(span, "in_proj_ba", x), self.key_heads), 2, axis=-1)
+        b, a = jnp.split(heads(w.linear("in_proj_ba", x), self.key_heads), 2, axis=-1)
         return jnp.concatenate([q, k, v], axis=-1), z, b.reshape(flat), a.reshape(flat)
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
-        span = at.span
         size, _ = self._sizes
-        qkv, z, b, a = self._projected(w, x, span)
-        qkv, conv = w.convolve(span, "conv1d", qkv, state["conv"])
+        qkv, z, b, a = self._projected(w, x)
+        qkv, conv = w.convolve("conv1d", qkv, state["conv"])
         q, k, v = jnp.split(ACTIVATIONS[self.act](qkv), [size, 2 * size], axis=-1)
         each = self.value_heads // self.key_heads
         q, k = (
@@ -126,10 +125,12 @@ class Delta(Block):
         rate = along_last(jnp.exp(w["A_log"].astype(a.dtype)), a) * jax.nn.softplus(
             a + along_last(w["dt_bias"], a)
         )
-        S, y = span.scan(gated_delta, state["S"], (q * self.key**-0.5, k, v, beta, jnp.exp(-rate)))
+        S, y = w.span.scan(
+            gated_delta, state["S"], (q * self.key**-0.5, k, v, beta, jnp.exp(-rate))
+        )
         norm, out = ("o_norm", "o_proj") if self.products == "each" else ("norm", "out_proj")
         y = rms_norm(y, w[f"{norm}.weight"], self.epsilon) * jax.nn.silu(z)
-        return w.linear(span, out, y.reshape(*x.shape[:2], -1)), {"conv": conv, "S": S}
+        return w.linear(out, y.reshape(*x.shape[:2], -1)), {"conv": conv, "S": S}
 
 
 def channel_delta(S: Array, at: Any) -> tuple[Array, Array]:
@@ -189,17 +190,16 @@ class Kda(Block):
         }
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
-        span = at.span
-        qkv = jnp.concatenate([w.linear(span, f"{name}_proj", x) for name in "qkv"], axis=-1)
-        qkv, conv = w.convolve(span, "conv1d", qkv, state["conv"])
+        qkv = jnp.concatenate([w.linear(f"{name}_proj", x) for name in "qkv"], axis=-1)
+        qkv, conv = w.convolve("conv1d", qkv, state["conv"])
         q, k, v = (
             heads(part, self.heads) for part in jnp.split(ACTIVATIONS[self.act](qkv), 3, axis=-1)
         )
 
         def product(name: str) -> Array:
             if not self.low:
-                return w.linear(span, f"{name}_proj", x)
-            return w.linear(span, f"{name}_b_proj", w.linear(span, f"{name}_a_proj", x))
+                return w.linear(f"{name}_proj", x)
+            return w.linear(f"{name}_b_proj", w.linear(f"{name}_a_proj", x))
 
         f = product("f")
         f = heads(f + along_last(w["dt_bias"].astype(f.dtype), f), self.heads)
@@ -208,13 +208,13 @@ class Kda(Block):
             logs = -rates * jax.nn.softplus(f)
         else:
             logs = self.bound * jax.nn.sigmoid(rates * f)
-        beta = jax.nn.sigmoid(w.linear(span, "b_proj", x))
+        beta = jax.nn.sigmoid(w.linear("b_proj", x))
         xs = (unit_length(q) * self.size**-0.5, unit_length(k), v, beta, jnp.exp(logs))
-        S, y = span.scan(channel_delta, state["S"], xs)
+        S, y = w.span.scan(channel_delta, state["S"], xs)
         y = rms_norm(y, w["o_norm.weight"], self.epsilon) * jax.nn.sigmoid(
             heads(product("g"), self.heads)
         )
-        return w.linear(span, self.out, y.reshape(*x.shape[:2], -1)), {"conv": conv, "S": S}
+        return w.linear(self.out, y.reshape(*x.shape[:2], -1)), {"conv": conv, "S": S}
 
 
 @dataclass(frozen=True)
@@ -247,13 +247,10 @@ class Lightning(Block):
         return {"S": (self.heads, self.size, self.size)}
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
-        span = at.span
-        qkv = heads(ACTIVATIONS[self.act](w.linear(span, "qkv_proj", x)), self.heads)
+        qkv = heads(ACTIVATIONS[self.act](w.linear("qkv_proj", x)), self.heads)
         q, k, v = jnp.split(qkv, 3, axis=-1)
         rates = 2.0 ** (-8 / self.heads * np.arange(1, self.heads + 1)) * self.share
         decay = jnp.broadcast_to(jnp.asarray(np.exp(-rates), q.dtype)[None, None], q.shape[:3])
-        S, y = span.scan(state_space, state["S"], (q, k, v, decay))
+        S, y = w.span.scan(state_space, state["S"], (q, k, v, decay))
         y = Norm(self.heads * self.size, 1e-6)(w.at("norm"), y.reshape(*x.shape[:2], -1))
-        return w.linear(span, "out_proj", jax.nn.sigmoid(w.linear(span, "output_gate", x)) * y), {
-            "S": S
-        }
+        return w.linear("out_proj", jax.nn.sigmoid(w.linear("output_gate", x)) * y), {"S": S}

@@ -17,7 +17,7 @@ from jax import Array
 from jrnn.errors import ConfigError
 from jrnn.models.family import At, Block, Merge, Outputs, Scoped, Shapes, State, linear, products
 from jrnn.models.model_config import ACTIVATIONS, ScoreKeys
-from jrnn.nn.span import Span, along_last
+from jrnn.nn.span import along_last
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,18 @@ class Mlp(Block):
         )
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
-        return self(w, x, at.span), {}
+        return self(w, x), {}
 
-    def __call__(self, w: Scoped, x: Array, span: Span) -> Array:
+    def __call__(self, w: Scoped, x: Array) -> Array:
         gate, up, down = self.names
-        u = w.linear(span, up, x)
+        u = w.linear(up, x)
         if gate == up:
-            return self.after(w, u, span)
-        return w.linear(span, down, self.inside(w.linear(span, gate, x) if gate else None, u))
+            return self.after(w, u)
+        return w.linear(down, self.inside(w.linear(gate, x) if gate else None, u))
 
-    def after(self, w: Scoped, both: Array, span: Span) -> Array:
+    def after(self, w: Scoped, both: Array) -> Array:
         """The output from gate and up [.., 2 I]."""
-        return w.linear(span, self.names[2], self.inside(*jnp.split(both, 2, axis=-1)))
+        return w.linear(self.names[2], self.inside(*jnp.split(both, 2, axis=-1)))
 
     def inside(self, gate: Array | None, u: Array) -> Array:
         """What is between the products."""
@@ -120,9 +120,9 @@ class Router:
             {} if self.bias is None else {self.bias: (self.count,)}
         )
 
-    def __call__(self, w: Scoped, tokens: Array, span: Span) -> tuple[Array, Array]:
+    def __call__(self, w: Scoped, tokens: Array) -> tuple[Array, Array]:
         """Tokens [M, D] -> weights and experts [M, chosen]."""
-        scores = span.linear(tokens, w[f"{self.name}.weight"])
+        scores = w.span.linear(tokens, w[f"{self.name}.weight"])
         scores = (
             jax.nn.softmax(scores, axis=-1) if self.score == "softmax" else jax.nn.sigmoid(scores)
         )
@@ -192,33 +192,28 @@ class Experts(Block):
         return merged
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
-        span = at.span
         tokens = x.reshape(-1, x.shape[-1])
-        weights, chosen = self.router(w, tokens, span)
-        given = tokens if self.latent is None else w.linear(span, "fc1_latent_proj", tokens)
-        y = self._sum(w, given, weights, chosen, span)
-        return (y if self.latent is None else w.linear(span, "fc2_latent_proj", y)).reshape(
-            x.shape
-        ), {}
+        weights, chosen = self.router(w, tokens)
+        given = tokens if self.latent is None else w.linear("fc1_latent_proj", tokens)
+        y = self._sum(w, given, weights, chosen)
+        return (y if self.latent is None else w.linear("fc2_latent_proj", y)).reshape(x.shape), {}
 
-    def _sum(self, w: Scoped, tokens: Array, weights: Array, chosen: Array, span: Span) -> Array:
+    def _sum(self, w: Scoped, tokens: Array, weights: Array, chosen: Array) -> Array:
         """The weighted sum of the outputs of the chosen experts, [M, D]."""
         if chosen.size <= self.router.count:  # a step: fewer matrices are read than there are
-            return self._sorted(w, tokens, weights, chosen, span)
-        run = partial(self._sorted, w, span=span), partial(self._in_rooms, w, span=span)
+            return self._sorted(w, tokens, weights, chosen)
+        run = partial(self._sorted, w), partial(self._in_rooms, w)
         return jax.lax.platform_dependent(tokens, weights, chosen, default=run[0], cpu=run[1])
 
-    def _in_rooms(
-        self, w: Scoped, tokens: Array, weights: Array, chosen: Array, span: Span
-    ) -> Array:
+    def _in_rooms(self, w: Scoped, tokens: Array, weights: Array, chosen: Array) -> Array:
         """A CPU computes products of groups as those of all groups with all rows: groups get the same room instead."""
         mean = chosen.size / self.router.count
         room = -(-int(mean + 4 * math.sqrt(mean)) // 16) * 16
-        dense = partial(self._dense, w, span=span)
+        dense = partial(self._dense, w)
         if room >= len(tokens):
             return dense(tokens, weights, chosen)
         most = jnp.max(jnp.bincount(chosen.reshape(-1), length=self.router.count))
-        roomy = partial(self._sorted, w, span=span, room=room)
+        roomy = partial(self._sorted, w, room=room)
         return jax.lax.cond(most <= room, roomy, jax.checkpoint(dense), tokens, weights, chosen)
 
     def _inside(self, product: Callable[[Array, str], Array], x: Array) -> tuple[Array, str]:
@@ -228,21 +223,21 @@ class Experts(Block):
             return self.one.inside(product(x, gate) if gate else None, product(x, up)), down
         return self.one.inside(*jnp.split(product(x, self.stacked[0]), 2, axis=-1)), self.stacked[1]
 
-    def _dense(self, w: Scoped, tokens: Array, weights: Array, chosen: Array, span: Span) -> Array:
+    def _dense(self, w: Scoped, tokens: Array, weights: Array, chosen: Array) -> Array:
         """All experts of all tokens."""
 
         def product(x: Array, name: str) -> Array:
             options = {"preferred_element_type": tokens.dtype}
             return jnp.einsum(
-                "md,erd->mer", x.astype(span.dtype), w[name].astype(span.dtype), **options
+                "md,erd->mer", x.astype(w.span.dtype), w[name].astype(w.span.dtype), **options
             )
 
         y, down = self._inside(product, tokens)
         shares = jnp.sum(
             jax.nn.one_hot(chosen, self.router.count, dtype=y.dtype) * weights[..., None], axis=1
         )
-        y = (y * shares[..., None]).astype(span.dtype)
-        last = w[down].astype(span.dtype)
+        y = (y * shares[..., None]).astype(w.span.dtype)
+        last = w[down].astype(w.span.dtype)
         return jnp.einsum("mei,edi->md", y, last, preferred_element_type=tokens.dtype)
 
     def _sorted(
@@ -251,7 +246,6 @@ class Experts(Block):
         tokens: Array,
         weights: Array,
         chosen: Array,
-        span: Span,
         room: int | None = None,
     ) -> Array:
         """The tokens of each expert one after the other; `room`: for how many each has room, which must be enough."""
@@ -269,19 +263,19 @@ class Experts(Block):
         given = tokens.at[order // each].get(mode="fill", fill_value=0)
 
         def product(x: Array, name: str) -> Array:
-            x = x.astype(span.dtype)
+            x = x.astype(w.span.dtype)
             wide = {"preferred_element_type": tokens.dtype}
             if room is not None:
                 x = x.reshape(count, room, -1)
-                return jnp.einsum("emc,erc->emr", x, w[name].astype(span.dtype), **wide).reshape(
+                return jnp.einsum("emc,erc->emr", x, w[name].astype(w.span.dtype), **wide).reshape(
                     count * room, -1
                 )
             if len(order) <= count:
                 return jnp.einsum(
-                    "mc,mrc->mr", x, w[name][experts[order]].astype(span.dtype), **wide
+                    "mc,mrc->mr", x, w[name][experts[order]].astype(w.span.dtype), **wide
                 )
             return jax.lax.ragged_dot(
-                x, jnp.swapaxes(w[name], 1, 2).astype(span.dtype), sizes, **wide
+                x, jnp.swapaxes(w[name], 1, 2).astype(w.span.dtype), sizes, **wide
             )
 
         y = product(*self._inside(product, given))

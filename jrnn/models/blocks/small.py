@@ -48,9 +48,9 @@ class ShortConv(Block):
         return {"conv": (self.taps - 1, self.width)}
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
-        b, c, u = jnp.split(w.linear(at.span, "in_proj", x), 3, axis=-1)
-        u, conv = w.convolve(at.span, "conv", b * u, state["conv"])
-        return w.linear(at.span, "out_proj", c * u), {"conv": conv}
+        b, c, u = jnp.split(w.linear("in_proj", x), 3, axis=-1)
+        u, conv = w.convolve("conv", b * u, state["conv"])
+        return w.linear("out_proj", c * u), {"conv": conv}
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,13 @@ class ChannelMixing(Block):
         return {"channel": (1, self.width)}
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
-        (earlier, now), window = at.span.taps(x, state["channel"])
+        (earlier, now), window = w.span.taps(x, state["channel"])
         a, b = (earlier, now) if len(self.shape) == 3 else (now, earlier)
 
         def product(name: str, share: str) -> Array:
-            return w.linear(at.span, name, a + (b - a) * w[share].reshape(1, 1, -1))
+            return w.linear(name, a + (b - a) * w[share].reshape(1, 1, -1))
 
-        y = w.linear(at.span, "value", ACTIVATIONS[self.act](product(*self.key)))
+        y = w.linear("value", ACTIVATIONS[self.act](product(*self.key)))
         return (y if self.gate is None else jax.nn.sigmoid(product(*self.gate)) * y), {
             "channel": window
         }
@@ -168,7 +168,7 @@ class Both(Block):
                 w.at(side.name), x if side.into == 1 else x * side.into, state, at
             )
             y = y if side.out == 1 else y * side.out
-            y = y if side.gate is None else y * jax.nn.sigmoid(w.linear(at.span, side.gate[0], x))
+            y = y if side.gate is None else y * jax.nn.sigmoid(w.linear(side.gate[0], x))
             outputs = [*outputs, y]
             after = after | own
         return sum(outputs[1:], outputs[0]), after
@@ -206,7 +206,7 @@ class HyperStreams(Both):
         streams = heads(x, self.count)
         norm, part = self.sides
         weights, base, scale = (w[f"hc_{self.name}_{key}"] for key in ("fn", "base", "scale"))
-        z = at.span.linear(rms_norm(x, None, norm.part.epsilon), weights)
+        z = w.span.linear(rms_norm(x, None, norm.part.epsilon), weights)
         scale = jnp.repeat(
             scale.astype(z.dtype), np.array([s, s, s * s]), total_repeat_length=(2 + s) * s
         )

@@ -62,24 +62,21 @@ class Mamba1(Block):
         return {"conv": (self.taps - 1, self.inner), "ssm": (self.inner, self.states)}
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
-        span = at.span
-        u, gate = jnp.split(w.linear(span, "in_proj", x), 2, axis=-1)
-        u, conv = w.convolve(span, "conv1d", u, state["conv"])
+        u, gate = jnp.split(w.linear("in_proj", x), 2, axis=-1)
+        u, conv = w.convolve("conv1d", u, state["conv"])
         u = ACTIVATIONS[self.act](u)
-        parts = jnp.split(
-            w.linear(span, "x_proj", u), [self.rank, self.rank + self.states], axis=-1
-        )
+        parts = jnp.split(w.linear("x_proj", u), [self.rank, self.rank + self.states], axis=-1)
         if self.epsilon is not None:
             gains = (
                 [None] * 3 if self.norms is None else [w[f"{name}.weight"] for name in self.norms]
             )
             parts = [rms_norm(part, gain, self.epsilon) for part, gain in zip(parts, gains)]
         dt, b, by = parts
-        dt = jax.nn.softplus(w.linear(span, "dt_proj", dt))
+        dt = jax.nn.softplus(w.linear("dt_proj", dt))
         step = selective(-jnp.exp(w["A_log"].astype(state["ssm"].dtype)))
-        ssm, y = span.scan(step, state["ssm"], (u, dt, b, by))
+        ssm, y = w.span.scan(step, state["ssm"], (u, dt, b, by))
         y = (y + along_last(w["D"], u) * u) * jax.nn.silu(gate)
-        return w.linear(span, "out_proj", y), {"conv": conv, "ssm": ssm}
+        return w.linear("out_proj", y), {"conv": conv, "ssm": ssm}
 
 
 @dataclass(frozen=True)
@@ -155,10 +152,9 @@ class Mamba2(Block):
         return {"conv": (self.taps - 1, self.channels), "ssm": (self.heads, self.states, self.size)}
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
-        span = at.span
         inner = self.inner
         rows = self.groups * self.states
-        z = w.linear(span, "in_proj", x)
+        z = w.linear("in_proj", x)
         if self.factors is not None:
             z = z * along_last(
                 jnp.asarray(
@@ -167,7 +163,7 @@ class Mamba2(Block):
                 z,
             )
         gate, xbc, dt = jnp.split(z, [inner, inner + self.channels], axis=-1)
-        xbc, conv = w.convolve(span, "conv1d", xbc, state["conv"])
+        xbc, conv = w.convolve("conv1d", xbc, state["conv"])
         u, b, by = jnp.split(ACTIVATIONS[self.act](xbc), [inner, inner + rows], axis=-1)
         u = heads(u, self.heads)
         b, by = (
@@ -176,9 +172,9 @@ class Mamba2(Block):
         )
         dt = jnp.clip(jax.nn.softplus(dt + along_last(w["dt_bias"], dt)), *self.limit)
         decay = jnp.exp(-along_last(jnp.exp(w["A_log"].astype(dt.dtype)), dt) * dt)
-        S, y = span.scan(state_space, state["ssm"], (by, dt[..., None] * b, u, decay))
+        S, y = w.span.scan(state_space, state["ssm"], (by, dt[..., None] * b, u, decay))
         y = (y + w["D"][None, None, :, None] * u).reshape(gate.shape)
-        return w.linear(span, "out_proj", self._gated(w, y, gate)), {"conv": conv, "ssm": S}
+        return w.linear("out_proj", self._gated(w, y, gate)), {"conv": conv, "ssm": S}
 
     def _gated(self, w: Scoped, y: Array, gate: Array) -> Array:
         gate = jax.nn.silu(gate)

@@ -257,15 +257,14 @@ class SharedTransformer(Block):
         return self.mamba.holds(room) | self.attention.holds(room)
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
-        span = at.span
-        shared = Scoped(w.params, self.home)
+        shared = Scoped(w.params, w.span, self.home)
 
         def adapted(part: str, name: str, adapter: str | None, given: Array) -> Array:
-            y = shared.linear(span, f"{part}.{name}", given)
+            y = shared.linear(f"{part}.{name}", given)
             if adapter is None:
                 return y
             name = f"{part}.{adapter}_adapter_list.{self.number}"
-            return y + shared.linear(span, f"{name}.1", shared.linear(span, f"{name}.0", given))
+            return y + shared.linear(f"{name}.1", shared.linear(f"{name}.0", given))
 
         both = replace(self.norm, size=2 * self.norm.size)
         y = both(shared.at("input_layernorm"), jnp.concatenate([x, at.embedded], axis=-1))
@@ -278,9 +277,8 @@ class SharedTransformer(Block):
         y = self.mlp.after(
             shared.at("feed_forward"),
             adapted("feed_forward", "gate_up_proj", "gate_up_proj", y),
-            span,
         )
-        y = self.norm(w.at("mamba_decoder.input_layernorm"), x + w.linear(span, "linear", y))
+        y = self.norm(w.at("mamba_decoder.input_layernorm"), x + w.linear("linear", y))
         y, own = self.mamba.run(w.at("mamba_decoder.mamba"), y, state, at)
         return y, after | own
 

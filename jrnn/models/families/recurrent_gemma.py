@@ -79,9 +79,8 @@ class Griffin(Block):
         return {"conv": (self.taps - 1, self.inner), "lru": (self.inner,)}
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
-        span = at.span
-        y = ACTIVATIONS[self.act](w.linear(span, "linear_y", x))
-        u, conv = w.convolve(span, "conv_1d", w.linear(span, "linear_x", x), state["conv"])
+        y = ACTIVATIONS[self.act](w.linear("linear_y", x))
+        u, conv = w.convolve("conv_1d", w.linear("linear_x", x), state["conv"])
         parts = heads(u, self.heads)
 
         def gate(name: str) -> Array:
@@ -93,8 +92,8 @@ class Griffin(Block):
         first = (at.positions == 0)[..., None]
         scale = jnp.where(first, 1.0, bounded_sqrt(1 - jnp.exp(2 * log_a)))
         a = jnp.where(first, 0.0, jnp.exp(log_a))
-        h, z = span.scan(rg_lru, state["lru"], (a, gate("input") * u * scale))
-        return w.linear(span, "linear_out", z * y), {"conv": conv, "lru": h}
+        h, z = w.span.scan(rg_lru, state["lru"], (a, gate("input") * u * scale))
+        return w.linear("linear_out", z * y), {"conv": conv, "lru": h}
 
 
 @jax.custom_jvp

@@ -113,12 +113,9 @@ class TimeMixing(Block):
         }
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
-        span = at.span
-        (earlier, now), window = span.taps(x, state["time"])
+        (earlier, now), window = w.span.taps(x, state["time"])
         names = ("key", "value", "receptance")
-        key, value, r = (
-            w.linear(span, n, earlier + (now - earlier) * w[f"time_mix_{n}"]) for n in names
-        )
+        key, value, r = (w.linear(n, earlier + (now - earlier) * w[f"time_mix_{n}"]) for n in names)
         step = wkv(-jnp.exp(w["time_decay"].astype(x.dtype)), w["time_first"].astype(x.dtype))
         start = (state["sum"], state["weight"], state["top"])
         nothing = (
@@ -126,8 +123,8 @@ class TimeMixing(Block):
             jnp.zeros_like(start[1]),
             jnp.full_like(start[2], NOTHING),
         )
-        (total, weight, top), y = span.scan(step, start, (key, value), nothing)
-        y = w.linear(span, "output", jax.nn.sigmoid(r) * y)
+        (total, weight, top), y = w.span.scan(step, start, (key, value), nothing)
+        y = w.linear("output", jax.nn.sigmoid(r) * y)
         return y, {"time": window, "sum": total, "weight": weight, "top": top}
 
 
@@ -180,11 +177,10 @@ class Time6(MatrixMixing):
         return shapes | linear("g_norm", v, bias=True)
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
-        span = at.span
-        (earlier, now), window = span.taps(x, state["time"])
+        (earlier, now), window = w.span.taps(x, state["time"])
         delta = earlier - now
         shares = jnp.tanh(
-            w.linear(span, "x_proj.0.linear", now + delta * along_last(w["x_proj.0.mu"], now))
+            w.linear("x_proj.0.linear", now + delta * along_last(w["x_proj.0.mu"], now))
         )
         back = w["x_proj.2.weight"].reshape(self.width, 5, self.rank).astype(x.dtype)
         shares = (
@@ -192,14 +188,14 @@ class Time6(MatrixMixing):
             + w["x_bias"].astype(x.dtype)[:, None, None]
         )
         mixed = dict(zip("rwkvg", now[None] + delta[None] * shares))
-        r, k, v, g = (w.linear(span, f"{name}_proj.linear", mixed[name]) for name in "rkvg")
-        decay = jnp.tanh(w.linear(span, "w_proj.linear.lora.0", mixed["w"]))
-        decay = jnp.exp(-jnp.exp(w.linear(span, "w_proj.linear.lora.2", decay)))
+        r, k, v, g = (w.linear(f"{name}_proj.linear", mixed[name]) for name in "rkvg")
+        decay = jnp.tanh(w.linear("w_proj.linear.lora.0", mixed["w"]))
+        decay = jnp.exp(-jnp.exp(w.linear("w_proj.linear.lora.2", decay)))
         r, k, v, decay = (heads(part, self.heads) for part in (r, k, v, decay))
-        S, y = span.scan(decayed, state["S"], (r, k, v, decay))
+        S, y = w.span.scan(decayed, state["S"], (r, k, v, decay))
         gain, bias = (heads(w[f"g_norm.{name}"], self.heads) for name in ("weight", "bias"))
         y = layer_norm(y + bonus(r, k, v, w["bonus"]), gain, bias, self.epsilon)
-        return w.linear(span, "o_proj", y.reshape(g.shape) * jax.nn.silu(g)), {
+        return w.linear("o_proj", y.reshape(g.shape) * jax.nn.silu(g)), {
             "time": window,
             "S": S,
         }
@@ -227,15 +223,14 @@ class Time7(MatrixMixing):
         return shapes if self.first else shapes | self.low_rank("v_lora", d, v)
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
-        span = at.span
-        (earlier, now), window = span.taps(x, state["time"])
+        (earlier, now), window = w.span.taps(x, state["time"])
         mixed = {name: now + (earlier - now) * w[f"x_{name}"].astype(x.dtype) for name in "rwkvag"}
 
         def values(v: Array) -> Array:
             if self.first:
                 at.shared["v"] = v
                 return v
-            share = w.linear(span, "v_lora.lora.2", w.linear(span, "v_lora.lora.0", mixed["v"]))
+            share = w.linear("v_lora.lora.2", w.linear("v_lora.lora.0", mixed["v"]))
             return v + (at.shared["v"] - v) * jax.nn.sigmoid(share)
 
         p = {f"W_{name}": w[f"{name}_proj.weight"] for name in "rkv"} | {
@@ -256,9 +251,9 @@ class Time7(MatrixMixing):
         }
         p |= {ours: w[theirs] for ours, theirs in named.items()}
         y, S = time_mixing(
-            p, mixed, state["S"], span, self.heads, self.epsilon, self.length_epsilon, values
+            p, mixed, state["S"], w.span, self.heads, self.epsilon, self.length_epsilon, values
         )
-        return w.linear(span, "o_proj", y), {"time": window, "S": S}
+        return w.linear("o_proj", y), {"time": window, "S": S}
 
 
 def rwkv4(c: RwkvConfig) -> Decoder:

@@ -91,20 +91,19 @@ class Mlstm(Block):
         return {"S": (k, c, v), "n": (k, c), "m": (k,)}
 
     def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
-        span = at.span
         if self.fused:
             ends = [self.keys, 2 * self.keys, 2 * self.keys + self.values]
-            q, k, v, o = jnp.split(w.linear(span, "qkv_opreact", x), ends, axis=-1)
-            i, f = jnp.split(w.linear(span, "ifgate_preact", x), 2, axis=-1)
+            q, k, v, o = jnp.split(w.linear("qkv_opreact", x), ends, axis=-1)
+            i, f = jnp.split(w.linear("ifgate_preact", x), 2, axis=-1)
         else:
-            q, k, v, o = (w.linear(span, name, x) for name in ("q", "k", "v", "ogate_preact"))
-            i, f = (w.linear(span, name, x) for name in ("igate_preact", "fgate_preact"))
+            q, k, v, o = (w.linear(name, x) for name in ("q", "k", "v", "ogate_preact"))
+            i, f = (w.linear(name, x) for name in ("igate_preact", "fgate_preact"))
         q, k, v = (heads(part, self.heads) for part in (q, k, v))
         i = soft_cap(i, self.cap)
         f = soft_cap(f, self.cap)
         step = functools.partial(mlstm, epsilon=self.epsilon)
         start = (state["S"], state["n"], state["m"])
-        (S, n, m), y = span.scan(
+        (S, n, m), y = w.span.scan(
             step, start, (q * q.shape[-1] ** -0.5, k, v, i, jax.nn.log_sigmoid(f))
         )
         bias = w.get("multihead_norm.bias")
@@ -112,7 +111,7 @@ class Mlstm(Block):
         y = layer_norm(
             y, gain, None if bias is None else heads(bias, self.heads), self.norm_epsilon
         )
-        return w.linear(span, "out_proj", jax.nn.sigmoid(o) * y.reshape(o.shape)), {
+        return w.linear("out_proj", jax.nn.sigmoid(o) * y.reshape(o.shape)), {
             "S": S,
             "n": n,
             "m": m,
