@@ -97,8 +97,8 @@ def _runner(reference: Callable) -> Callable:
 
 
 def _candidates(node: FlatEquation, makers: Makers) -> Iterator[Candidate]:
-    shape = node.outputs[0].shape
-    if not shape or node.outputs[0].dtype != FLOAT:
+    shape = node.shape
+    if not shape or node.dtype != FLOAT:
         return
     if node.name == "div":
         yield "group_softmax", _softmax, (shape,)
@@ -155,13 +155,13 @@ def _before_views(node: FlatEquation, makers: Makers) -> Shape | None:
     if maker is None or not is_view(maker):
         return None
     before = tuple(maker.inputs[0].shape)
-    after = node.outputs[0].shape
+    after = node.shape
     return before if before != after and before[-1:] == after[-1:] else None
 
 
 @rule("group_softmax")
 def _(e: Emitter, node: FlatEquation, x):
-    shape = node.outputs[0].shape
+    shape = node.shape
     rows = shape if len(shape) > 1 else (1, *shape)
     axis = len(rows) - 1
     softmax = e.op("Softmax", [e.reshaped(x, rows)], rows, FLOAT, axis=None if axis == 1 else axis)
@@ -205,7 +205,7 @@ def _products(node: FlatEquation, makers: Makers) -> Iterator[Candidate]:
         if maker is None or maker.name != "dot_general" or len(maker.inputs[1].shape) != 2:
             continue
         x, w = (tuple(v.shape) for v in maker.inputs)
-        bias = (node.outputs[0].shape[-1],)
+        bias = (node.shape[-1],)
         (over_x, over_w), (batch, _) = maker.params["dimension_numbers"]
         if batch or tuple(over_x) != (len(x) - 1,) or len(over_w) != 1:
             continue

@@ -92,7 +92,7 @@ def _through(atom: Atom, makers: Mapping[Var, FlatEquation]) -> Atom:
         if node is None:
             break
         row = primitives.named(node.name)
-        is_copy = row.reshapes and tuple(node.inputs[0].shape) == node.outputs[0].shape
+        is_copy = row.reshapes and tuple(node.inputs[0].shape) == node.shape
         source = node.inputs[0] if is_copy or row.copies else _next_to_neutral(node)
     return atom
 
@@ -107,7 +107,7 @@ def _next_to_neutral(node: FlatEquation) -> Atom | None:
         orders.append(node.inputs[::-1])
     for x, other in orders:
         is_neutral = not isinstance(other, Var) and other.size and np.all(other == row.neutral)
-        if is_neutral and x.shape == node.outputs[0].shape:
+        if is_neutral and x.shape == node.shape:
             return x
     return None
 
@@ -138,7 +138,7 @@ def is_view(node: FlatEquation) -> bool:
     operand = node.inputs[0]
     if node.name == "transpose":
         return not moves_elements(operand, node.params["permutation"])
-    keeps_size = math.prod(operand.shape) == math.prod(node.outputs[0].shape)
+    keeps_size = math.prod(operand.shape) == math.prod(node.shape)
     return primitives.named(node.name).reshapes and keeps_size
 
 

@@ -44,6 +44,16 @@ class FlatEquation:
     source: str
     run: Callable[..., Sequence[Any]] = field(repr=False)
 
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Of the first output."""
+        return self.outputs[0].shape
+
+    @property
+    def dtype(self) -> Any:
+        """Of the first output."""
+        return self.outputs[0].dtype
+
 
 @dataclass(frozen=True)
 class Graph:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from jrnn.errors import LayerError, near
 from jrnn.jaxprs.jax_internals import is_traced
@@ -163,7 +164,7 @@ def check_features(where: str, x: Array, size: int, ranks: dict[int, str]) -> No
 
 
 def check_state(
-    where: str, hx: Any, shapes: tuple[tuple[int, ...], ...], dtype: Any, name: str = "hx"
+    where: str, hx: Any, shapes: tuple[tuple[int, ...], ...], dtype: DTypeLike, name: str = "hx"
 ) -> tuple[Array, ...]:
     """The state h, or the pair (h, c), as a tuple of arrays of these shapes and this type; zeros for None.
 
@@ -213,7 +214,7 @@ def check_choice(where: str, name: str, value: Any, choices: tuple[str, ...]) ->
         )
 
 
-def check_floating(name: str, dtype: Any) -> None:
+def check_floating(name: str, dtype: DTypeLike) -> None:
     """Raises a LayerError unless `dtype` names a floating type of 16 bits or more.
 
     >>> check_floating("param_dtype", "bf16")

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jax import Array
+from jax.typing import DTypeLike
 
 from jrnn.nn.params import Params
 from jrnn.nn.settings import Settings, read, spelled_out, warn_of_dropout
@@ -202,7 +203,12 @@ def gru_step(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Ar
 
 
 def rnn_cell(
-    params: Params, x: Any, hx: Any = None, *, nonlinearity: str = "tanh", dtype: Any = None
+    params: Params,
+    x: Any,
+    hx: Any = None,
+    *,
+    nonlinearity: str = "tanh",
+    dtype: DTypeLike | None = None,
 ) -> Array:
     """One step of one plain cell, [N, D], [N, H] -> [N, H], or without N.
 
@@ -214,12 +220,14 @@ def rnn_cell(
     return step_cell(rnn_unit(nonlinearity), "rnn_cell", params, x, hx, dtype)[0]
 
 
-def lstm_cell(params: Params, x: Any, hx: Any = None, *, dtype: Any = None) -> tuple[Array, Array]:
+def lstm_cell(
+    params: Params, x: Any, hx: Any = None, *, dtype: DTypeLike | None = None
+) -> tuple[Array, Array]:
     """One step of one LSTM cell, [N, D], (h [N, H], c [N, H]) -> (h, c), or without N."""
     h, c = step_cell(LSTM, "lstm_cell", params, x, hx, dtype)
     return h, c
 
 
-def gru_cell(params: Params, x: Any, hx: Any = None, *, dtype: Any = None) -> Array:
+def gru_cell(params: Params, x: Any, hx: Any = None, *, dtype: DTypeLike | None = None) -> Array:
     """One step of one GRU cell, [N, D], [N, H] -> [N, H], or without N."""
     return step_cell(GRU, "gru_cell", params, x, hx, dtype)[0]

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 
 from jrnn import jaxprs
 from jrnn.errors import LayerError
@@ -50,10 +51,10 @@ class Parameters(nnx.Module):
         """The module's name in messages."""
         return self.layout.unit.name
 
-    def _initial(self, key: Array, dtype: Any) -> dict[str, Array]:
+    def _initial(self, key: Array, dtype: DTypeLike) -> dict[str, Array]:
         return init(self._shapes(), self.layout.hidden_size, key, dtype)
 
-    def _create(self, rngs: nnx.Rngs, dtype: Any) -> None:
+    def _create(self, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         if not isinstance(rngs, nnx.Rngs):
             raise LayerError(
                 f"{self._name()}: rngs is of type {type(rngs).__name__}; give flax.nnx.Rngs(seed)"
@@ -99,7 +100,7 @@ class _Stack(Parameters):
         proj_size: int = 0,
         layer_norm: bool = False,
         deterministic: bool = False,
-        param_dtype: Any = jnp.float32,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
         **settings: Any,
     ) -> None:
@@ -267,8 +268,8 @@ class _Cell(Parameters):
         hidden_size: int,
         bias: bool,
         *,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:
         self.layout = Layout(unit, input_size, hidden_size, bias=bias)
@@ -309,7 +310,25 @@ class RNNCell(_Cell):
         )
 
 
-class LSTMCell(_Cell):
+class _GatedCell(_Cell):
+    """The base of the cells whose unit is the same for all of them."""
+
+    _unit: ClassVar[Unit]
+
+    @spelled_out(_Cell.__init__)
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        *,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ) -> None:
+        super().__init__(self._unit, input_size, hidden_size, bias, rngs=rngs, **options)
+
+
+class LSTMCell(_GatedCell):
     """One step of an LSTM layer; `options` are dtype and param_dtype.
 
     >>> h, c = LSTMCell(3, 4, rngs=nnx.Rngs(0))(jnp.ones(3))
@@ -317,34 +336,14 @@ class LSTMCell(_Cell):
     ((4,), (4,))
     """
 
-    @spelled_out(_Cell.__init__)
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        *,
-        rngs: nnx.Rngs,
-        **options: Any,
-    ) -> None:
-        super().__init__(LSTM_UNIT, input_size, hidden_size, bias, rngs=rngs, **options)
+    _unit = LSTM_UNIT
 
 
-class GRUCell(_Cell):
+class GRUCell(_GatedCell):
     """One step of a GRU layer; `options` are dtype and param_dtype.
 
     >>> GRUCell(3, 4, rngs=nnx.Rngs(0))(jnp.ones((2, 3))).shape
     (2, 4)
     """
 
-    @spelled_out(_Cell.__init__)
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        *,
-        rngs: nnx.Rngs,
-        **options: Any,
-    ) -> None:
-        super().__init__(GRU_UNIT, input_size, hidden_size, bias, rngs=rngs, **options)
+    _unit = GRU_UNIT

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from jrnn.errors import LayerError, near
 from jrnn.nn.checks import check_bools, check_integer
@@ -128,7 +129,7 @@ class Layout:
             shapes |= {"norm_ih": (rows,), "norm_hh": (rows,)}
         return shapes
 
-    def init(self, key: Array, dtype: Any = jnp.float32) -> dict[str, Array]:
+    def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> dict[str, Array]:
         """Initial values, uniform in [-1/sqrt(H), 1/sqrt(H)] as in PyTorch; `norm_*` are 1.
 
         >>> from jrnn.nn.units import GRU
@@ -152,7 +153,7 @@ def init(
     shapes: Mapping[str, tuple[int, ...]],
     hidden_size: int,
     key: Array,
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
 ) -> dict[str, Array]:
     """As `Layout.init`, for parameters of these shapes."""
     bound = 1.0 / math.sqrt(hidden_size)

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.nn.initializers import Initializer
+from jax.typing import DTypeLike
 
 from jrnn import jaxprs
 from jrnn.errors import LayerError
@@ -31,7 +32,7 @@ from jrnn.nn.modules import Parameters
 from jrnn.nn.params import Params, Shapes
 from jrnn.nn.sequences import Compaction, Sequences, Steps, compute_type, in_rows, where_live
 from jrnn.nn.settings import spelled_out
-from jrnn.nn.span import Span
+from jrnn.nn.span import PyTree, Span
 
 Outputs = tuple[Array, Any]  # y [T, N, P], and the state after the last step
 Parameter = tuple[Initializer, tuple[int, ...]]
@@ -58,10 +59,10 @@ class RecurrentLayer(Parameters):
         output_size: int,
         *,
         batch_first: bool = False,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         recompute: Recompute = None,
         executor: str = "auto",
-        param_dtype: Any = jnp.float32,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:
         self.input_size = check_integer(f"{self._name()}: input_size", input_size, 1)
@@ -84,17 +85,17 @@ class RecurrentLayer(Parameters):
         return {}
 
     @abstractmethod
-    def _fresh(self, batch: int, dtype: Any) -> Any:
+    def _fresh(self, batch: int, dtype: DTypeLike) -> Any:
         """The state before the first step: a tree of arrays [N, ...]; floating-point ones have this type."""
 
     @abstractmethod
-    def _run(self, params: Any, x: Array, state: Any, span: Span) -> Outputs:
+    def _run(self, params: Params, x: Array, state: PyTree, span: Span) -> Outputs:
         """The formula, x [T, N, D] -> y [T, N, P] and the state after the last step."""
 
     def _shapes(self) -> Shapes:
         return {name: shape for name, (_, shape) in self._parameters().items()}
 
-    def _initial(self, key: Array, dtype: Any) -> dict[str, Array]:
+    def _initial(self, key: Array, dtype: DTypeLike) -> dict[str, Array]:
         wanted = self._parameters()
         keys = jax.random.split(key, max(len(wanted), 1))
         return {
@@ -105,7 +106,7 @@ class RecurrentLayer(Parameters):
     def __call__(
         self,
         x: Any,
-        state: Any = None,
+        state: PyTree = None,
         *,
         lengths: Any = None,
         resets: Any = None,
@@ -131,7 +132,7 @@ class RecurrentLayer(Parameters):
         """
         return self.apply(self.params(), x, state, lengths=lengths, resets=resets, mask=mask, dt=dt)
 
-    def apply(self, params: Params, x: Any, state: Any = None, **options: Any) -> Outputs:
+    def apply(self, params: Params, x: Any, state: PyTree = None, **options: Any) -> Outputs:
         """As a call, but a pure function of `params`, a dict as `params()` returns it."""
         given = Sequences.of(self._name(), x, self.input_size, self.batch_first, **options)
         self._check_timed(given.dt)
@@ -172,7 +173,7 @@ class RecurrentLayer(Parameters):
         return (functions, others) if plain else ({}, [self])
 
     def step(
-        self, x: Any, state: Any = None, *, resets: Any = None, mask: Any = None, dt: Any = None
+        self, x: Any, state: PyTree = None, *, resets: Any = None, mask: Any = None, dt: Any = None
     ) -> Outputs:
         """One step, [N, D] or [D] -> y [N, P] or [P] and the state, which the next step takes.
 
@@ -180,7 +181,7 @@ class RecurrentLayer(Parameters):
         """
         return self.apply_step(self.params(), x, state, resets=resets, mask=mask, dt=dt)
 
-    def apply_step(self, params: Params, x: Any, state: Any = None, **options: Any) -> Outputs:
+    def apply_step(self, params: Params, x: Any, state: PyTree = None, **options: Any) -> Outputs:
         """As `step`, but a pure function of `params`."""
         given = Steps.of(self._name(), x, self.input_size, **options)
         self._check_timed(given.dt)
@@ -198,7 +199,7 @@ class RecurrentLayer(Parameters):
 
     @jaxprs.with_promotion
     def _called(
-        self, params: Any, x: Array, state: Any, more: Any, span: Span, single: bool
+        self, params: Params, x: Array, state: PyTree, more: Any, span: Span, single: bool
     ) -> tuple[Any, Any]:
         """Runs the formula on [T, N, D] whatever padding holds; `more`: lengths [N], resets, mask and dt [T, N], or None."""
         fresh = self._fresh(x.shape[1], accumulator(span.dtype))
@@ -236,7 +237,7 @@ class RecurrentLayer(Parameters):
             state = state if steps.after is None else in_rows(steps.after, fresh, state)
         return y, jax.tree.map(lambda leaf: leaf[0], state) if single else state
 
-    def _checked_state(self, state: Any, fresh: Any) -> Any:
+    def _checked_state(self, state: PyTree, fresh: PyTree) -> Any:
         leaves, tree = jax.tree.flatten(state)
         wanted, expected = jax.tree.flatten(fresh)
         shapes = jax.tree.unflatten(expected, [list(leaf.shape) for leaf in wanted])
@@ -317,13 +318,13 @@ class Recurrent(RecurrentLayer):
     # The step is the user's: where an option of JAX forbids promotion, it is forbidden in the step.
     _called = RecurrentLayer._called.__wrapped__  # type: ignore[attr-defined]
 
-    def _initial(self, key: Array, dtype: Any) -> dict[str, Array]:
+    def _initial(self, key: Array, dtype: DTypeLike) -> dict[str, Array]:
         return dict(self._given)
 
     def _shapes(self) -> Shapes:
         return dict(self._known)
 
-    def _fresh(self, batch: int, dtype: Any) -> Any:
+    def _fresh(self, batch: int, dtype: DTypeLike) -> Any:
         return jax.tree.map(jnp.asarray, self._start(batch))
 
     @property
@@ -331,10 +332,10 @@ class Recurrent(RecurrentLayer):
         parameters = inspect.signature(self._step).parameters.values()
         return any(p.kind is p.VAR_POSITIONAL for p in parameters) or len(parameters) > 3
 
-    def _run(self, params: Any, x: Array, state: Any, span: Span) -> Outputs:
+    def _run(self, params: Params, x: Array, state: PyTree, span: Span) -> Outputs:
         fresh = self._fresh(x.shape[1], span.dtype)
 
-        def step(carry: Any, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
+        def step(carry: PyTree, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
             new, y = self._step(params, carry, *inputs)
             return like(new, carry), y
 

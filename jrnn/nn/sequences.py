@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from jrnn import jaxprs
 from jrnn.nn.checks import check_array, check_dt, check_features, check_lengths, check_masks
 
 
-def compute_type(params: Mapping[str, Any], x: Array, dtype: Any) -> Any:
+def compute_type(params: Mapping[str, Any], x: Array, dtype: DTypeLike) -> Any:
     """The type of the products with weights: `dtype`, or that of the input and the parameters."""
     return jaxprs.promoted_type(x, *params.values()) if dtype is None else jnp.dtype(dtype)
 

@@ -18,6 +18,7 @@ from jrnn.nn.checks import check_array
 from jrnn.nn.modules import GRU, LSTM, RNN
 from jrnn.nn.recurrent import RecurrentLayer
 from jrnn.nn.sequences import Sequences, Steps, where_live
+from jrnn.nn.span import PyTree
 
 
 class Sequential(nnx.Module):
@@ -60,7 +61,7 @@ class Sequential(nnx.Module):
         self.batch_first = batch_first
 
     def __call__(
-        self, x: Any, state: Any = None, *, lengths: Any = None, resets: Any = None, mask: Any = None, dt: Any = None,
+        self, x: Any, state: PyTree = None, *, lengths: Any = None, resets: Any = None, mask: Any = None, dt: Any = None,
         rngs: Any = None,
     ) -> tuple[Array, Any]:  # fmt: skip
         """[T, N, D] -> y [T, N, P] and the state after the last step.
@@ -93,7 +94,7 @@ class Sequential(nnx.Module):
             live = within if live is None else live & within
             rows["lengths"] = given.lengths
 
-        def call(part: Any, x: Array, state: Any) -> Any:
+        def call(part: Any, x: Array, state: PyTree) -> Any:
             if not _is_layer(part):
                 if isinstance(part, nnx.Dropout) and rngs is not None:
                     return part(x, rngs=rngs)
@@ -113,7 +114,7 @@ class Sequential(nnx.Module):
         return (jnp.swapaxes(y, 0, 1) if self.batch_first and not given.single else y), state
 
     def step(
-        self, x: Any, state: Any = None, *, resets: Any = None, mask: Any = None, dt: Any = None
+        self, x: Any, state: PyTree = None, *, resets: Any = None, mask: Any = None, dt: Any = None
     ) -> tuple[Array, Any]:
         """One step, [N, D] or [D] -> y [N, P] or [P] and the state, which the next step takes. Nothing is dropped.
 
@@ -126,7 +127,7 @@ class Sequential(nnx.Module):
         )
         rows = {"resets": resets, "mask": mask, "dt": dt}
 
-        def call(part: Any, x: Array, state: Any) -> Any:
+        def call(part: Any, x: Array, state: PyTree) -> Any:
             if not _is_layer(part):
                 return x if isinstance(part, nnx.Dropout) else part(x)
             return part.step(
@@ -153,7 +154,7 @@ class Sequential(nnx.Module):
         self,
         call: Callable[..., Any],
         x: Array,
-        state: Any,
+        state: PyTree,
         live: Array | None,
         single: bool,
     ) -> tuple[Array, Any]:
@@ -196,7 +197,7 @@ def _is_timed(part: Any) -> bool:
     return getattr(part, "_timed", False)
 
 
-def _moved(part: Any, state: Any, back: bool = False) -> Any:
+def _moved(part: Any, state: PyTree, back: bool = False) -> Any:
     """The states [L K, N, P] of PyTorch's layers as [N, L K, P], or back; those of others are [N, ...]."""
     if not isinstance(part, (RNN, LSTM, GRU)):
         return state

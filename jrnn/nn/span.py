@@ -20,6 +20,7 @@ from jrnn.nn.layers import causal_convolution, contract, whole_layers
 from jrnn.nn.sequences import in_rows
 
 Pair = tuple[Array, Array]  # of a state and outputs
+PyTree = Any  # of arrays
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,11 @@ class Span:
         return y if bias is None else y + along_last(bias, y)
 
     def scan(
-        self, step: Callable[[Any, Any], tuple[Any, Any]], state: Any, xs: Any, fresh: Any = None
+        self,
+        step: Callable[[Any, Any], tuple[Any, Any]],
+        state: PyTree,
+        xs: PyTree,
+        fresh: PyTree = None,
     ) -> Any:
         """Runs the step over leaves [T, N, ...] from the state [N, ...]; a reset goes back to `fresh`, or to zeros."""
         if self.resets is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import alike
@@ -36,7 +37,7 @@ from jrnn.nn.units import State, Unit
 
 
 def stack_state(
-    where: str, layout: Layout, hx: Any, batch: int | None, dtype: Any, name: str = "hx"
+    where: str, layout: Layout, hx: Any, batch: int | None, dtype: DTypeLike, name: str = "hx"
 ) -> State:
     """The state of a stack as (h [L K, N, P],) or (h, c [L K, N, H]); zeros for None.
 
@@ -130,7 +131,7 @@ def _tokens_and_rows(where: str, x: Any, table: Any, size: int) -> Array:
 
 
 def _fresh_state(
-    where: str, layout: Layout, resets: Any, reset_state: Any, batch: int | None, dtype: Any
+    where: str, layout: Layout, resets: Any, reset_state: Any, batch: int | None, dtype: DTypeLike
 ) -> State | None:
     """The states after resets, or None without resets."""
     if resets is not None:
@@ -239,7 +240,7 @@ def step_stack(
     return (x[0], tuple(s[:, 0] for s in new)) if given.single else (x, new)
 
 
-def step_cell(unit: Unit, where: str, params: Params, x: Any, hx: Any, dtype: Any) -> State:
+def step_cell(unit: Unit, where: str, params: Params, x: Any, hx: Any, dtype: DTypeLike) -> State:
     """One step of one cell, [N, D] or [D]."""
     layout = cell_layout_of(unit, params)
     given = Steps.of(where, x, layout.input_size)

@@ -21,6 +21,7 @@ from jrnn.nn.modules import GRU, LSTM, RNN, as_given
 from jrnn.nn.recurrent import RecurrentLayer
 from jrnn.nn.sequences import Sequences, compute_type
 from jrnn.nn.sequential import Sequential
+from jrnn.nn.span import PyTree
 from jrnn.nn.stack import run_stack, stack_state
 from jrnn.nn.units import State
 
@@ -28,7 +29,7 @@ from jrnn.nn.units import State
 def chunked(
     module: RNN | LSTM | GRU,
     x: Any,
-    hx: Any = None,
+    hx: PyTree = None,
     *,
     size: int,
     lengths: Any = None,
@@ -153,7 +154,9 @@ def compiled_step(module: Any, *, donate: bool = False) -> Callable[..., tuple[A
         )
     leaves, tree = jax.tree.flatten(module)
 
-    def of_leaves(leaves: list[Any], x: Any, hx: Any = None, **options: Any) -> tuple[Array, Any]:
+    def of_leaves(
+        leaves: list[Any], x: Any, hx: PyTree = None, **options: Any
+    ) -> tuple[Array, Any]:
         results: tuple[Array, Any] = step(jax.tree.unflatten(tree, leaves), x, hx, **options)
         return results
 

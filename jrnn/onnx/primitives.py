@@ -39,7 +39,7 @@ def same(
     **attributes: Any,
 ) -> Value:
     """A node of the type and shape of the equation's output."""
-    return e.op(type, inputs, node.outputs[0].shape, node.outputs[0].dtype, **attributes)
+    return e.op(type, inputs, node.shape, node.dtype, **attributes)
 
 
 def _bitwise(e: GraphEmitter, node: FlatEquation, x: Value) -> str:
@@ -64,9 +64,7 @@ def _(e, node, a, b):
     if a.dtype == bool and node.name in ("lt", "le", "gt", "ge", "max", "min", "add", "mul"):
         a = e.cast(a, np.int32)
         b = e.cast(b, np.int32)
-        return e.cast(
-            e.op(_BINARY[node.name], [a, b], node.outputs[0].shape, np.int32), node.outputs[0].dtype
-        )
+        return e.cast(e.op(_BINARY[node.name], [a, b], node.shape, np.int32), node.dtype)
     return same(e, node, _BINARY[node.name], a, b)
 
 
@@ -122,7 +120,7 @@ def shift_rule(e, node, x, by):
     if x.dtype.itemsize > 4:
         raise ConversionError("shifts of 64-bit integers are not supported")
     bits = 8 * x.dtype.itemsize
-    shape = node.outputs[0].shape
+    shape = node.shape
 
     def op(type: str, *inputs: Value, **attributes: Any) -> Value:
         return e.op(type, inputs, shape, np.int64, **attributes)
@@ -168,8 +166,8 @@ def _(e, node, x):
 
 @rule("select_n")
 def _(e, node, which, *cases):
-    dtype = node.outputs[0].dtype
-    shape = node.outputs[0].shape
+    dtype = node.dtype
+    shape = node.shape
     # onnxruntime has no Where of booleans
     if np.issubdtype(dtype, np.bool_):
         kept = np.dtype(np.int32)
@@ -195,7 +193,7 @@ def _(e, node, *values):
 
 @rule("convert_element_type")
 def _(e, node, x):
-    return e.cast(x, node.outputs[0].dtype)
+    return e.cast(x, node.dtype)
 
 
 @rule("copy", "name", "optimization_barrier", "reduce_precision", "stop_gradient")
@@ -205,12 +203,12 @@ def _(e, node, *xs):
 
 @rule("dim_as_value")
 def _(e, node):
-    return e.cast(e.size(node.params["dim"]), node.outputs[0].dtype)
+    return e.cast(e.size(node.params["dim"]), node.dtype)
 
 
 @rule("reshape")
 def _(e, node, x, *_):
-    return e.reshape(x, node.outputs[0].shape)
+    return e.reshape(x, node.shape)
 
 
 @rule("squeeze")
@@ -326,7 +324,7 @@ def _(e, node, x, indices):
     offsets = tuple(k for k in range(len(x.shape) - 1 + rank) if not axis <= k < axis + rank)
     if d.collapsed_slice_dims != (axis,) or not rows or tuple(d.offset_dims) != offsets:
         return gathered(e, node, x, indices)
-    shape = node.outputs[0].shape
+    shape = node.shape
     dtype = indices.dtype
     indices = e.reshape(indices, indices.shape[:-1])
     inside = e.clip(indices, np.zeros((), dtype), e.cast(e.size(x.shape[axis] - 1), dtype))
@@ -353,23 +351,17 @@ def _(e, node, x):
     if np.issubdtype(dtype, np.bool_):
         x = e.cast(x, np.int32)
     if type == "Sum" or e.root.opset >= 18:
-        reduced = e.op(
-            f"Reduce{type}", [x, ints(*axes)], node.outputs[0].shape, x.dtype, keepdims=0
-        )
+        reduced = e.op(f"Reduce{type}", [x, ints(*axes)], node.shape, x.dtype, keepdims=0)
     else:
-        reduced = e.op(
-            f"Reduce{type}", [x], node.outputs[0].shape, x.dtype, keepdims=0, axes=list(axes)
-        )
+        reduced = e.op(f"Reduce{type}", [x], node.shape, x.dtype, keepdims=0, axes=list(axes))
     return e.cast(reduced, dtype)
 
 
 @rule("argmax", "argmin")
 def _(e, node, x):
     type = {"argmax": "ArgMax", "argmin": "ArgMin"}[node.name]
-    place = e.op(
-        type, [x], node.outputs[0].shape, np.int64, axis=node.params["axes"][0], keepdims=0
-    )
-    return e.cast(place, node.outputs[0].dtype)
+    place = e.op(type, [x], node.shape, np.int64, axis=node.params["axes"][0], keepdims=0)
+    return e.cast(place, node.dtype)
 
 
 @rule("cumsum")
@@ -381,8 +373,8 @@ def _(e, node, x):
 @rule("dot_general")
 def _(e, node, a, b):
     (over_a, over_b), (batch_a, batch_b) = node.params["dimension_numbers"]
-    dtype = node.outputs[0].dtype
-    shape = node.outputs[0].shape
+    dtype = node.dtype
+    shape = node.shape
     a = e.cast(a, dtype)
     b = e.cast(b, dtype)
     if (
@@ -443,7 +435,7 @@ _DEFINITIONS: dict[str, Callable] = {
 @rule(*_DEFINITIONS)
 def _(e: GraphEmitter, node: FlatEquation, *xs: Value):
     """16-bit types are computed in float32."""
-    dtype = np.dtype(node.outputs[0].dtype)
+    dtype = np.dtype(node.dtype)
     if dtype.itemsize == 2:
         wide = np.dtype(np.float32)
     else:

@@ -65,7 +65,7 @@ def convolution_rule(e: GraphEmitter, node: FlatEquation, x, kernel):
         raise ConversionError(
             "a convolution of groups of the batch, as in the gradient of a grouped one, is not supported"
         )
-    dtype = node.outputs[0].dtype
+    dtype = node.dtype
     strides = list(p["window_strides"])
     pads = list(p["padding"])
     apart = p["lhs_dilation"]
@@ -74,7 +74,7 @@ def convolution_rule(e: GraphEmitter, node: FlatEquation, x, kernel):
     x = e.transpose(e.cast(x, dtype), d.lhs_spec)
     kernel = e.transpose(e.cast(kernel, dtype), d.rhs_spec)
     zero = np.zeros((), dtype)
-    out = _picked(node.outputs[0].shape, d.out_spec)
+    out = _picked(node.shape, d.out_spec)
     ends = []
     for size, dilation, (low, high) in zip(kernel.shape[2:], dilations, pads, strict=True):
         reach = (size - 1) * dilation
@@ -116,7 +116,7 @@ def convolution_rule(e: GraphEmitter, node: FlatEquation, x, kernel):
 def pooling_rule(e: GraphEmitter, node: FlatEquation, x):
     """Pooling: the axes with windows come last, the others are one channel each."""
     p = node.params
-    out = node.outputs[0].shape
+    out = node.shape
     sizes = p["window_dimensions"]
     strides = p["window_strides"]
     pads = p["padding"]

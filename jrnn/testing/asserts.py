@@ -28,7 +28,7 @@ from jrnn.testing.gradients import (
     subject_of_net,
 )
 from jrnn.testing.invariance import depends_on_batch, depends_on_padding, floats, named, one_differs
-from jrnn.testing.subjects import CellNet, Layer, layer_of
+from jrnn.testing.subjects import CellNet, Layer, PyTree, layer_of
 
 FILLS = (np.nan, np.inf, -np.inf, 1e30)
 # of a layer
@@ -41,10 +41,10 @@ RESULTS = (
 
 def assert_gradients_agree(
     cell: Any,
-    carry: Any = None,
-    xs: Any = None,
+    carry: PyTree = None,
+    xs: PyTree = None,
     *,
-    params: Any = None,
+    params: PyTree = None,
     lengths: Any = None,
     loss: str | None = None,
     key: Any = None,
@@ -89,9 +89,9 @@ def assert_gradients_agree(
 
 def _subject(
     cell: Any,
-    carry: Any,
-    xs: Any,
-    params: Any,
+    carry: PyTree,
+    xs: PyTree,
+    params: PyTree,
     lengths: Any,
     loss: str | None,
     key: Any,
@@ -117,10 +117,10 @@ def _subject(
 
 def assert_padding_invariant(
     cell: Any,
-    carry: Any = None,
-    xs: Any = None,
+    carry: PyTree = None,
+    xs: PyTree = None,
     *,
-    params: Any = None,
+    params: PyTree = None,
     lengths: Sequence[int] | None = None,
     key: Any = None,
     fills: Sequence[float] = FILLS,
@@ -156,7 +156,7 @@ def assert_padding_invariant(
         assert wrong is None, wrong
 
 
-def _padded(xs: Any, ends: np.ndarray, fill: float) -> Any:
+def _padded(xs: PyTree, ends: np.ndarray, fill: float) -> Any:
     def padded(leaf: Any) -> Any:
         leaf = np.array(leaf)
         if leaf.dtype.kind == "f":
@@ -168,10 +168,10 @@ def _padded(xs: Any, ends: np.ndarray, fill: float) -> Any:
 
 def assert_batch_invariant(
     cell: Any,
-    carry: Any = None,
-    xs: Any = None,
+    carry: PyTree = None,
+    xs: PyTree = None,
     *,
-    params: Any = None,
+    params: PyTree = None,
     lengths: Sequence[int] | None = None,
     tolerance: float = 1e-6,
 ) -> None:
@@ -196,10 +196,10 @@ def assert_batch_invariant(
 
 def assert_executors_agree(
     cell: Any,
-    carry: Any = None,
-    xs: Any = None,
+    carry: PyTree = None,
+    xs: PyTree = None,
     *,
-    params: Any = None,
+    params: PyTree = None,
     lengths: Sequence[int] | None = None,
     key: Any = None,
     tolerance: float = 1e-5,
@@ -228,7 +228,7 @@ def assert_executors_agree(
 
 
 def _ways_of_cell(
-    cell: Cell, carry: Any, xs: Any, lengths: Any, key: Any
+    cell: Cell, carry: PyTree, xs: PyTree, lengths: Any, key: Any
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     ends = _lengths(lengths, *np.shape(xs)[:2])
     for name, unrolled in (("as a recurrent network", False), ("unrolled", True)):
@@ -243,7 +243,7 @@ def _ways_of_cell(
 
 
 def _ways_of_step(
-    step: Callable, carry: Any, xs: Any, params: Any, lengths: Any
+    step: Callable, carry: PyTree, xs: PyTree, params: PyTree, lengths: Any
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     plain = layer_of(step, carry, xs, params)
     ends = None if lengths is None else _lengths(lengths, *plain.size)
@@ -279,7 +279,7 @@ def _with_gradients(layer: Layer) -> Callable[..., dict[str, Any]]:
     The gradients are those of the sum of the cosines of the results.
     """
 
-    def everything(params: Any, x: Any, state: Any, ends: Any) -> tuple[Any, ...]:
+    def everything(params: PyTree, x: PyTree, state: PyTree, ends: Any) -> tuple[Any, ...]:
         smooth, join = floats((params, x, state))
 
         def loss(values: list[Any]) -> tuple[Any, Any]:

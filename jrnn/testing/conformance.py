@@ -15,7 +15,7 @@ from jrnn.testing.language_models import language_model
 from jrnn.testing.model_properties import MODEL_PROPERTIES
 from jrnn.testing.properties import PROPERTIES, NotApplicable, Property, smaller
 from jrnn.testing.recurrent_layers import recurrent_layer
-from jrnn.testing.subjects import Layer
+from jrnn.testing.subjects import Layer, PyTree
 
 TOLERANCE = 1e-5
 
@@ -67,10 +67,10 @@ class ConformanceReport:
 
 def check_layer(
     layer: Any,
-    x: Any = None,
-    state: Any = None,
+    x: PyTree = None,
+    state: PyTree = None,
     *,
-    params: Any = None,
+    params: PyTree = None,
     only: Collection[str] | None = None,
     tolerance: float = TOLERANCE,
     **options: Any,

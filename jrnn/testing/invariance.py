@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jrnn.testing.subjects import Layer, Outputs
+from jrnn.testing.subjects import Layer, Outputs, PyTree
 
 Wrong = str | None  # what is wrong, in words
 
 
-def named(what: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
+def named(what: str, tree: PyTree) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the arrays of a tree, each with its path behind `what`."""
     for path, leaf in tree_flatten_with_path(tree)[0]:
         yield what + keystr(path), np.asarray(leaf)
@@ -65,7 +65,7 @@ def one_differs(computed: Mapping[str, Any], wanted: Mapping[str, Any], toleranc
     )
 
 
-def floats(tree: Any) -> tuple[list[Any], Callable[[Any], Any]]:
+def floats(tree: PyTree) -> tuple[list[Any], Callable[[Any], Any]]:
     """The floating-point arrays of a tree, and a function that puts others in their place."""
     leaves, structure = jax.tree.flatten(tree)
     places = [k for k, v in enumerate(leaves) if jnp.issubdtype(jnp.result_type(v), jnp.floating)]
@@ -79,12 +79,12 @@ def floats(tree: Any) -> tuple[list[Any], Callable[[Any], Any]]:
     return [leaves[k] for k in places], join
 
 
-def state_rows(layer: Layer, state: Any, rows: Any) -> Any:
+def state_rows(layer: Layer, state: PyTree, rows: Any) -> Any:
     """The states of some sequences."""
     return jax.tree.map(lambda v: np.asarray(v)[(slice(None),) * layer.state_axis + (rows,)], state)
 
 
-def run_layer(layer: Layer, x: Any, state: Any, **options: Any) -> Outputs:
+def run_layer(layer: Layer, x: PyTree, state: PyTree, **options: Any) -> Outputs:
     """The results of a layer for other sequences and states, as numpy arrays."""
     results = layer.call(layer.params, jnp.asarray(x) if layer.in_jax else x, state, **options)
     return jax.tree.map(np.asarray, results)

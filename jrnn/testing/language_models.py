@@ -20,7 +20,7 @@ import numpy as np
 
 from jrnn.errors import LayerError
 from jrnn.testing.properties import need
-from jrnn.testing.subjects import Outputs
+from jrnn.testing.subjects import Outputs, PyTree
 
 KINDS = ("state", "window", "attention")
 TOKENS = (2, 8)  # N, T
@@ -86,7 +86,7 @@ class AdaptedModel:
         return self.tokens.shape[1], self.tokens.shape[0]
 
 
-def language_model(model: Any, tokens: Any = None, **options: Any) -> AdaptedModel:
+def language_model(model: Any, tokens: np.ndarray = None, **options: Any) -> AdaptedModel:
     """Returns a language model as an `AdaptedModel`.
 
     Args:
@@ -154,7 +154,7 @@ def _of_jrnn(model: Any) -> AdaptedModel:
     fresh = {name: leaf for name, leaf in model.initial_state(1, 1).items() if name != "position"}
     kinds = {name: _OF_LEAVES.get(name.rpartition(".")[2], "state") for name in fresh}
 
-    def leaves(state: Any) -> dict[str, tuple[str, Any]]:
+    def leaves(state: PyTree) -> dict[str, tuple[str, Any]]:
         leaves = {name: (kind, np.asarray(state[name])) for name, kind in kinds.items()}
         for name, (kind, leaf) in leaves.items():
             if kind == "attention":  # without the slots that nothing attends to
@@ -162,17 +162,19 @@ def _of_jrnn(model: Any) -> AdaptedModel:
                 leaves[name] = kind, leaf * live.reshape(live.shape + (1,) * (leaf.ndim - 2))
         return leaves
 
-    def call(tokens: Any, state: Any, attention_mask: Any = None, resets: Any = None) -> Outputs:
+    def call(
+        tokens: np.ndarray, state: PyTree, attention_mask: Any = None, resets: Any = None
+    ) -> Outputs:
         mask = None if attention_mask is None else attention_mask.astype(bool)
         if mask is not None and mask[:, 0].all():
             return model(tokens, state, lengths=mask.sum(axis=1), resets=resets)
         return model(tokens, state, mask=mask, resets=resets)
 
-    def step(tokens: Any, state: Any) -> Outputs:
+    def step(tokens: np.ndarray, state: PyTree) -> Outputs:
         logits, state = model.step(tokens[:, 0], state)
         return logits[:, None], state
 
-    def stored(state: Any) -> Any:
+    def stored(state: PyTree) -> Any:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "state.safetensors"
             models.save_state(path, state)
@@ -183,7 +185,7 @@ def _of_jrnn(model: Any) -> AdaptedModel:
             model.save(folder)
             return _of_jrnn(models.load(folder))
 
-    def over_devices(tokens: Any) -> Any:
+    def over_devices(tokens: np.ndarray) -> Any:
         # XLA decides how results are shared
         mesh = jax.sharding.Mesh(np.array(jax.devices()), ("time",))
         whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -250,7 +252,9 @@ def _of_transformers(model: Any) -> AdaptedModel:
                 given[n] = torch.tensor(v) if isinstance(v, np.ndarray) else v
             return model(**given)
 
-    def call(tokens: Any, state: Any, attention_mask: Any = None, resets: Any = None) -> Outputs:
+    def call(
+        tokens: np.ndarray, state: PyTree, attention_mask: Any = None, resets: Any = None
+    ) -> Outputs:
         now = np.ones_like(tokens) if attention_mask is None else np.asarray(attention_mask)
         mask = now if state is None else np.concatenate([state.mask, now], axis=1)
         positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)[:, -tokens.shape[1] :]

@@ -17,6 +17,7 @@ from jrnn.errors import LayerError
 from jrnn.testing.invariance import Wrong, differs
 from jrnn.testing.language_models import AdaptedModel
 from jrnn.testing.properties import Property, need, registered
+from jrnn.testing.subjects import PyTree
 
 MODEL_PROPERTIES: dict[str, Property] = {}
 _property = registered(MODEL_PROPERTIES)
@@ -24,7 +25,7 @@ NAMES = {"state": "recurrent state", "window": "window of a convolution", "atten
 
 
 def _run(
-    model: AdaptedModel, tokens: Any, state: Any = None, one: bool = False, **options: Any
+    model: AdaptedModel, tokens: np.ndarray, state: PyTree = None, one: bool = False, **options: Any
 ) -> tuple[Any, Any]:
     """The logits, as float64, and the state; `one`: by `model.step`."""
     call = model.call if model.step is None or not one else model.step
@@ -37,12 +38,16 @@ def _run(
     return logits, state
 
 
-def _logits(model: AdaptedModel, tokens: Any, state: Any = None, **options: Any) -> Any:
+def _logits(model: AdaptedModel, tokens: np.ndarray, state: PyTree = None, **options: Any) -> Any:
     return _run(model, tokens, state, **options)[0]
 
 
 def _in_pieces(
-    model: AdaptedModel, tokens: Any, sizes: Sequence[int], state: Any = None, one: bool = False
+    model: AdaptedModel,
+    tokens: np.ndarray,
+    sizes: Sequence[int],
+    state: PyTree = None,
+    one: bool = False,
 ) -> Any:
     pieces = []
     for part in np.split(tokens, np.cumsum(sizes)[:-1], axis=1):
@@ -55,7 +60,7 @@ def _halves(model: AdaptedModel) -> tuple[Any, Any]:
     return model.tokens[:, : model.size[0] // 2], model.tokens[:, model.size[0] // 2 :]
 
 
-def _others(model: AdaptedModel, tokens: Any) -> Any:
+def _others(model: AdaptedModel, tokens: np.ndarray) -> Any:
     """Other tokens in the place of each."""
     return (tokens + 1) % model.vocabulary
 
@@ -221,7 +226,7 @@ def _(model: AdaptedModel, tolerance: float) -> Wrong:
     steps = model.size[0]
     half = model.size[0] // 2
 
-    def flagged(tokens: Any, t: int, rows: Any = slice(None), state: Any = None) -> Any:
+    def flagged(tokens: np.ndarray, t: int, rows: Any = slice(None), state: PyTree = None) -> Any:
         resets = np.zeros(tokens.shape, bool)
         resets[rows, t] = True
         return _logits(model, tokens, state, resets=resets)
@@ -315,7 +320,9 @@ def _(model: AdaptedModel, tolerance: float) -> Wrong:
         tokens[whole_row::2] = model.tokens[whole_row::2]
         mask[whole_row::2] = 1
 
-        def read(rows: slice, tokens: Any = tokens, mask: Any = mask, left: bool = left) -> Any:
+        def read(
+            rows: slice, tokens: np.ndarray = tokens, mask: Any = mask, left: bool = left
+        ) -> Any:
             """The logits of the tokens that are real, and of one more token where the state is that after them."""
             computed, state = _run(model, tokens[rows], attention_mask=mask[rows])
             computed = np.where(mask[rows, :, None] == 1, computed, 0)

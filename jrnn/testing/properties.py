@@ -28,7 +28,7 @@ from jrnn.testing.invariance import (
     state_rows,
 )
 from jrnn.testing.reset_effects import effects_of_resets, states_anew
-from jrnn.testing.subjects import Layer
+from jrnn.testing.subjects import Layer, PyTree
 
 FILLS = (np.nan, np.inf, 1e30)
 LONG = 512  # steps
@@ -255,7 +255,7 @@ def _of_filler(
         results = {"y": counted(y), "the last state": last}
         if layer.in_jax:
 
-            def loss(params: Any, x: Any) -> Any:
+            def loss(params: PyTree, x: PyTree) -> Any:
                 y, last = layer.call(params, x, layer.state, **options)
                 return jnp.sum(counted(y, jnp)) + sum(
                     jnp.sum(v.real + v.imag) for v in jax.tree.leaves(last)
@@ -388,11 +388,11 @@ def _(layer: Layer, tolerance: float) -> Wrong:
     return None
 
 
-def _gradients(layer: Layer, x: Any, state: Any, dy: Any) -> tuple[Any, Any]:
+def _gradients(layer: Layer, x: PyTree, state: PyTree, dy: PyTree) -> tuple[Any, Any]:
     """The gradients of sum(y * dy) with respect to x and the state; that of an integer is of no meaning."""
     if layer.in_jax:
 
-        def total(x: Any, state: Any) -> Any:
+        def total(x: PyTree, state: PyTree) -> Any:
             return jnp.sum(layer.call(layer.params, x, state)[0] * dy)
 
         return jax.grad(total, (0, 1), allow_int=True)(jnp.asarray(x), state)
@@ -401,7 +401,7 @@ def _gradients(layer: Layer, x: Any, state: Any, dy: Any) -> tuple[Any, Any]:
     return layer.gradients(layer.params, x, state, dy)
 
 
-def _wide(tree: Any, dtype: Any = np.float64) -> Any:
+def _wide(tree: PyTree, dtype: Any = np.float64) -> Any:
     return jax.tree.map(
         lambda v: np.asarray(v).astype(dtype) if np.asarray(v).dtype.kind == "f" else v, tree
     )

@@ -18,15 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import LayerError
-from jrnn.testing.subjects import Layer, Outputs
+from jrnn.testing.subjects import Layer, Outputs, PyTree
 
 
 def recurrent_layer(
     layer: Any,
-    x: Any,
-    state: Any = None,
+    x: PyTree,
+    state: PyTree = None,
     *,
-    params: Any = None,
+    params: PyTree = None,
     time_axis: int | None = None,
     **options: Any,
 ) -> Layer:
@@ -83,12 +83,17 @@ def _turned(array: Any, time_axis: int) -> Any:
 # Functions -------------------------------------------------------------------------------------------------------------
 
 
-def _function(fn: Callable, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
+def _function(fn: Callable, x: PyTree, state: PyTree, params: PyTree, time_axis: int) -> Layer:
     takes = inspect.signature(fn).parameters
     has = {n: n in takes for n in ("lengths", "resets", "mask")}
 
     def call(
-        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None, mask: Any = None
+        params: PyTree,
+        x: PyTree,
+        state: PyTree,
+        lengths: Any = None,
+        resets: Any = None,
+        mask: Any = None,
     ) -> Outputs:
         given = {"lengths": lengths}
         for name, flags in (("resets", resets), ("mask", mask)):
@@ -103,7 +108,7 @@ def _function(fn: Callable, x: Any, state: Any, params: Any, time_axis: int) -> 
 # flax ------------------------------------------------------------------------------------------------------------------
 
 
-def _nnx(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
+def _nnx(layer: Any, x: PyTree, state: PyTree, params: PyTree, time_axis: int) -> Layer:
     nnx = sys.modules["flax.nnx"]
     graph, held = nnx.split(layer)
     cells = [layer.forward_rnn, layer.backward_rnn] if hasattr(layer, "forward_rnn") else [layer]
@@ -116,7 +121,9 @@ def _nnx(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
             carries.append(r.cell.initialize_carry(shape, nnx.Rngs(0)))
         return tuple(carries) if len(cells) == 2 else carries[0]
 
-    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> Outputs:
+    def call(
+        params: PyTree, x: PyTree, state: PyTree, lengths: Any = None, resets: Any = None
+    ) -> Outputs:
         # flax's variables belong to one trace
         module = nnx.merge(graph, jax.tree.map(lambda v: v, params))
         options = {"return_carry": True, "time_major": time_axis == 0, "rngs": nnx.Rngs(0)}
@@ -132,11 +139,13 @@ def _nnx(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     )
 
 
-def _linen(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
+def _linen(layer: Any, x: PyTree, state: PyTree, params: PyTree, time_axis: int) -> Layer:
     both = hasattr(layer, "forward_rnn")
     cells = [layer.forward_rnn.cell, layer.backward_rnn.cell] if both else [layer.cell]
 
-    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> Outputs:
+    def call(
+        params: PyTree, x: PyTree, state: PyTree, lengths: Any = None, resets: Any = None
+    ) -> Outputs:
         options = {"return_carry": True, "time_major": time_axis == 0}
         last, y = layer.apply(
             params, _turned(x, time_axis), initial_carry=state, seq_lengths=lengths, **options
@@ -158,7 +167,7 @@ def _linen(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer
     )
 
 
-def _swap_of_flax(layer: Any, params: Any) -> Callable[[Any], Any] | None:
+def _swap_of_flax(layer: Any, params: PyTree) -> Callable[[Any], Any] | None:
     """Exchanges the weights of a Bidirectional of nnx or linen whose outputs are concatenated."""
     names = {"forward_rnn": "backward_rnn", "backward_rnn": "forward_rnn"}
     if not hasattr(layer, "merge_fn") or np.shape(
@@ -183,7 +192,7 @@ def _swap(partner: Callable[[str], str], of_inputs: str = "") -> Callable[[Any],
             below, whose halves are exchanged too.
     """
 
-    def swapped(params: Any) -> Any:
+    def swapped(params: PyTree) -> Any:
         leaves, structure = jax.tree_util.tree_flatten_with_path(params)
         named = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 
@@ -199,7 +208,7 @@ def _swap(partner: Callable[[str], str], of_inputs: str = "") -> Callable[[Any],
     return swapped
 
 
-def _fits(swap: Callable[[Any], Any], params: Any) -> bool:
+def _fits(swap: Callable[[Any], Any], params: PyTree) -> bool:
     """Whether both directions have weights of the same names and shapes."""
     try:
         return jax.tree.map(jnp.shape, swap(params)) == jax.tree.map(jnp.shape, params)
@@ -226,12 +235,17 @@ def _drawn(shapes: Any) -> Any:
 # jrnn.nn, Equinox, Haiku -------------------------------------------------------------------------------------------------
 
 
-def _jrnn(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
+def _jrnn(layer: Any, x: PyTree, state: PyTree, params: PyTree, time_axis: int) -> Layer:
     nnx = sys.modules["flax.nnx"]
     graph, held = nnx.split(layer)
 
     def call(
-        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None, mask: Any = None
+        params: PyTree,
+        x: PyTree,
+        state: PyTree,
+        lengths: Any = None,
+        resets: Any = None,
+        mask: Any = None,
     ) -> Outputs:
         resets = None if resets is None else _turned(resets, time_axis)
         mask = None if mask is None else _turned(mask, time_axis)
@@ -253,16 +267,18 @@ def _jrnn(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     return Layer(call, held, x, state, bidirectional=both, **fields)
 
 
-def _equinox(cell: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
+def _equinox(cell: Any, x: PyTree, state: PyTree, params: PyTree, time_axis: int) -> Layer:
     """A cell of one sequence, run over time as Equinox's documentation shows, and over the batch by `jax.vmap`."""
     equinox = sys.modules["equinox"]
     arrays, rest = equinox.partition(cell, equinox.is_array)
     pair = "LSTM" in type(cell).__name__
 
-    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> Outputs:
+    def call(
+        params: PyTree, x: PyTree, state: PyTree, lengths: Any = None, resets: Any = None
+    ) -> Outputs:
         run = jax.vmap(equinox.combine(params, rest))
 
-        def step(state: Any, x: Any) -> Outputs:
+        def step(state: PyTree, x: PyTree) -> Outputs:
             new = run(x, state)
             return new, new[0] if pair else new
 
@@ -278,10 +294,12 @@ def _equinox(cell: Any, x: Any, state: Any, params: Any, time_axis: int) -> Laye
     return Layer(call, arrays, x, state)
 
 
-def _haiku(pair: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
+def _haiku(pair: Any, x: PyTree, state: PyTree, params: PyTree, time_axis: int) -> Layer:
     """`hk.transform(lambda x, state: ...)` whose function returns (y, state), of time-major sequences."""
 
-    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> Outputs:
+    def call(
+        params: PyTree, x: PyTree, state: PyTree, lengths: Any = None, resets: Any = None
+    ) -> Outputs:
         y, last = pair.apply(params, jax.random.key(0), _turned(x, time_axis), state)
         return _turned(y, time_axis), last
 
@@ -295,13 +313,13 @@ def _haiku(pair: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
 # Keras, torch ------------------------------------------------------------------------------------------------------------
 
 
-def _halves_swapped(weights: Any) -> list[Any]:
+def _halves_swapped(weights: PyTree) -> list[Any]:
     """The weights of a bidirectional layer with its directions exchanged."""
     half = len(weights) // 2
     return [*weights[half:], *weights[:half]]
 
 
-def _keras(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
+def _keras(layer: Any, x: PyTree, state: PyTree, params: PyTree, time_axis: int) -> Layer:
     """A layer with return_sequences and return_state, on Keras's JAX backend; lengths are given as a mask."""
     keras = sys.modules["keras"]
     if keras.backend.backend() != "jax":
@@ -328,7 +346,9 @@ def _keras(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer
             of_dtype[dtype] = cast
         return of_dtype[dtype]
 
-    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> Outputs:
+    def call(
+        params: PyTree, x: PyTree, state: PyTree, lengths: Any = None, resets: Any = None
+    ) -> Outputs:
         if lengths is None:
             mask = None
         else:
@@ -359,7 +379,7 @@ def _with_dtype(config: Any, dtype: str) -> Any:
     return config
 
 
-def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
+def _torch(layer: Any, x: PyTree, state: PyTree, params: PyTree, time_axis: int) -> Layer:
     """A `torch.nn.RNNBase`; lengths are given as a packed sequence, which torch sorts."""
     torch = sys.modules["torch"]
     layer = copy.deepcopy(layer)  # the one that was given keeps its weights and dtype
@@ -367,10 +387,10 @@ def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer
     for name, value in layer.state_dict().items():
         weights[name] = value.numpy().copy()
 
-    def tensors(tree: Any) -> Any:
+    def tensors(tree: PyTree) -> Any:
         return jax.tree.map(lambda v: torch.tensor(np.asarray(v)), tree)
 
-    def run(params: Any, x: Any, state: Any, lengths: Any = None) -> Outputs:
+    def run(params: PyTree, x: PyTree, state: PyTree, lengths: Any = None) -> Outputs:
         layer.to(x.dtype).load_state_dict(tensors(params))
         if lengths is None:
             y, last = layer(_turned(x, time_axis), state)
@@ -381,12 +401,14 @@ def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer
         y, last = layer(packed, state)
         return pad(y, total_length=x.shape[0])[0], last
 
-    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> Outputs:
+    def call(
+        params: PyTree, x: PyTree, state: PyTree, lengths: Any = None, resets: Any = None
+    ) -> Outputs:
         with torch.no_grad():
             results = run(params, tensors(x), tensors(state), lengths)
         return jax.tree.map(lambda v: v.numpy(), results)
 
-    def gradients(params: Any, x: Any, state: Any, dy: Any) -> Outputs:
+    def gradients(params: PyTree, x: PyTree, state: PyTree, dy: PyTree) -> Outputs:
         x = tensors(x).requires_grad_()
         state = jax.tree.map(lambda v: v.requires_grad_(), tensors(state))
         y, _ = run(params, x, state)

@@ -23,6 +23,7 @@ from jrnn.nets.lowering import to_jax
 X = "x"
 LENGTHS = "lengths"
 Outputs = tuple[Any, Any]  # y and the last state
+PyTree = Any  # of arrays
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class CellNet:
 
     @classmethod
     def of(
-        cls, cell: Cell, state: Any, xs: Any, *, unrolled: bool = False, seed: int = 0
+        cls, cell: Cell, state: PyTree, xs: PyTree, *, unrolled: bool = False, seed: int = 0
     ) -> CellNet:
         """Draws weights, and first states [N, H] if `state` is None; gradients flow through all states."""
         b = NetBuilder("cell")
@@ -106,13 +107,13 @@ class CellNet:
             b.build(outputs=[run.output, *last]), weights, tuple(state), names, run.output, last
         )
 
-    def blobs(self, xs: Any, lengths: Any) -> dict[str, Any]:
+    def blobs(self, xs: PyTree, lengths: Any) -> dict[str, Any]:
         return {**self.weights, **dict(zip(self.state_names, self.state)), X: xs, LENGTHS: lengths}
 
-    def layer(self, xs: Any, key: Any) -> Layer:
+    def layer(self, xs: PyTree, key: Any) -> Layer:
         fn = to_jax(self.net, [self.output, *self.last])
 
-        def call(weights: Any, xs: Any, state: Any, lengths: Any) -> Outputs:
+        def call(weights: PyTree, xs: PyTree, state: PyTree, lengths: Any) -> Outputs:
             blobs = fn(
                 {**weights, **dict(zip(self.state_names, state)), X: xs, LENGTHS: lengths}, key=key
             )
@@ -122,7 +123,7 @@ class CellNet:
 
 
 def layer_of(
-    cell: Any, carry: Any, xs: Any, params: Any = None, key: Any = None, **options: Any
+    cell: Any, carry: PyTree, xs: PyTree, params: PyTree = None, key: Any = None, **options: Any
 ) -> Layer:
     """Returns a cell of any kind as a layer; `options` go to `jrnn.scan` for a JAX step."""
     if isinstance(cell, Layer):
@@ -134,8 +135,8 @@ def layer_of(
             f"a cell is a function, a jrnn.nets.cells.Cell or a Layer, was given a {type(cell).__name__}"
         )
 
-    def call(weights: Any, xs: Any, state: Any, lengths: Any) -> Outputs:
-        def step(carry: Any, x: Any) -> Any:
+    def call(weights: PyTree, xs: PyTree, state: PyTree, lengths: Any) -> Outputs:
+        def step(carry: PyTree, x: PyTree) -> Any:
             return cell(carry, x) if params is None else cell(weights, carry, x)
 
         last, ys = scan(step, state, xs, lengths=lengths, **options)

@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from mean_times import averaged
 from pairs import pairs_of
 from small_states import LOOPS
 
-from jrnn.bench.peers import averaged
 from jrnn.bench.sizes import MODES
 from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.loops import scan

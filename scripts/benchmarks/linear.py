@@ -14,9 +14,9 @@ import chunkwise
 import jax
 import jax.numpy as jnp
 from linear_layers import LAYERS, problem
+from mean_times import averaged
 from pairs import pairs_of
 
-from jrnn.bench.peers import averaged
 from jrnn.bench.sizes import MODES, Size
 from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.loops import scan

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from mean_times import averaged
 
-from jrnn.bench.peers import averaged
 from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.loops.costs import machines
 from jrnn.loops.costs.constants import TINY_LOOP

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from linear_layers import LAYERS, problem
+from mean_times import averaged, mean_seconds
 
-from jrnn.bench.peers import Timed, averaged, mean_seconds
+from jrnn.bench.peers import Timed
 from jrnn.bench.sizes import MODES, Size
 from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.loops import explain, scan

@@ -12,11 +12,12 @@ from itertools import product
 from typing import Any
 
 import jax
+from mean_times import averaged, outside_of_jit
 from spelled_cells import CELLS, problem
 from spelled_libraries import AS_A_NET
 from spellings import programs
 
-from jrnn.bench.peers import averaged, in_mode, outside_of_jit
+from jrnn.bench.peers import in_mode
 from jrnn.bench.sizes import MODES
 from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.loops import scan

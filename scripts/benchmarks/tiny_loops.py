@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from mean_times import averaged
 from pairs import pairs_of
 
-from jrnn.bench.peers import averaged
 from jrnn.bench.sizes import MODES
 from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.loops import scan

@@ -12,6 +12,7 @@ import custom_steps
 import divided
 import jax
 import jax.numpy as jnp
+import mean_times
 import numpy as np
 import pytest
 import spelling_suite
@@ -233,10 +234,10 @@ def test_suites_time_the_processor_on_a_cpu_and_the_clock_on_an_accelerator(
     clocks = SimpleNamespace(
         process_time=lambda: 0.004 * len(waited), perf_counter=lambda: 0.012 * len(waited)
     )
-    monkeypatch.setattr(peers, "time", clocks)
+    monkeypatch.setattr(mean_times, "time", clocks)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax, "block_until_ready", waited.append)
-    program = peers.averaged(jnp.sin, [jnp.ones(3)])
+    program = mean_times.averaged(jnp.sin, [jnp.ones(3)])
     assert program.run() == pytest.approx(mean)
     assert len(waited) == {"cpu": 5, "gpu": 2}[backend] and waited[0].shape == (3,)
 

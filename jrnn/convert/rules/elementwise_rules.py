@@ -253,7 +253,7 @@ _BINARY = {"add": "Add", "add_any": "Add", "sub": "Sub", "mul": "Mul", "div": "D
 @rule(*_BINARY)
 def _(e: Emitter, node: FlatEquation, a, b):
     neutral = 0 if _BINARY[node.name] in ("Add", "Sub") else 1
-    shape = node.outputs[0].shape
+    shape = node.shape
     if is_static(b) and a.shape == shape and (b == neutral).all():
         return a
     if is_static(a) and node.name in ("add", "mul") and b.shape == shape and (a == neutral).all():
@@ -377,7 +377,7 @@ def _(e: Emitter, node: FlatEquation, x):
 
 @rule("convert_element_type")
 def _(e: Emitter, node: FlatEquation, x):
-    return e.cast(x, node.outputs[0].dtype)
+    return e.cast(x, node.dtype)
 
 
 @rule("copy", "name", "optimization_barrier", "device_put", "sharding_constraint")

@@ -183,7 +183,7 @@ def gather_rule(e: Emitter, node: FlatEquation, x, indices):
     have = [*front, *outer, *places.windows, *back]
     gathered = e.reshaped(gathered, (*sizes_at(x, front), *places.flat.shape, *sizes_at(x, back)))
     visible = other_axes(x, *d.collapsed_slice_dims, *d.operand_batching_dims)
-    shape = node.outputs[0].shape
+    shape = node.shape
     wanted = _labels(len(shape), d.offset_dims, visible, outer)
     return e.reshaped(_reordered(e, gathered, have, wanted), shape)
 

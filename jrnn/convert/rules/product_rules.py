@@ -37,8 +37,8 @@ def _(e: Emitter, node: FlatEquation, x, y):
         # a sum of products: Caffe2 multiplies matrices of floats alone, which do not hold every integer
         x = transpose(e, x, [*batch_x, *free_x, *over_x])
         y = transpose(e, y, [*batch_y, *free_y, *over_y])
-        x = e.cast(x, node.outputs[0].dtype)
-        y = e.cast(y, node.outputs[0].dtype)
+        x = e.cast(x, node.dtype)
+        y = e.cast(y, node.dtype)
         x = e.reshaped(x, batch + rows + (1,) * len(columns) + over)
         y = e.reshaped(y, batch + (1,) * len(rows) + columns + over)
         axes = tuple(range(len(shape), len(shape) + len(over)))

@@ -17,7 +17,7 @@ def _(e: Emitter, node: FlatEquation, x):
     order = node.params.get("dimensions") if node.name == "reshape" else None
     if order is not None:
         x = transpose(e, x, order)
-    return e.reshaped(x, node.outputs[0].shape)
+    return e.reshaped(x, node.shape)
 
 
 @rule("broadcast_in_dim")
@@ -133,7 +133,7 @@ def _(e: Emitter, node: FlatEquation, x):
 @rule("stack")
 def _(e: Emitter, node: FlatEquation, *xs):
     axis = node.params["axis"]
-    part = list(node.outputs[0].shape)
+    part = list(node.shape)
     part[axis] = 1
     return join(e, [e.reshaped(x, part) for x in xs], axis)
 

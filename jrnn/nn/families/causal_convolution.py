@@ -10,8 +10,10 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 
 from jrnn.nn.checks import check_integer
+from jrnn.nn.params import Params
 from jrnn.nn.recurrent import Parameter, RecurrentLayer, uniform
 from jrnn.nn.settings import spelled_out
 from jrnn.nn.span import Span
@@ -44,10 +46,10 @@ class CausalConv(RecurrentLayer):
         shape = self.output_size, self.input_size, self.kernel_size
         return {"weight": (start, shape), "bias": (start, shape[:1])}
 
-    def _fresh(self, batch: int, dtype: Any) -> Array:
+    def _fresh(self, batch: int, dtype: DTypeLike) -> Array:
         return jnp.zeros((batch, self.kernel_size - 1, self.input_size), dtype)
 
-    def _run(self, p: Any, x: Array, window: Array, span: Span) -> tuple[Array, Array]:
+    def _run(self, p: Params, x: Array, window: Array, span: Span) -> tuple[Array, Array]:
         taps, window = span.taps(x, window)
         weight = jnp.swapaxes(p["weight"], 1, 2).reshape(self.output_size, -1)
         return span.linear(jnp.concatenate(taps, axis=-1), weight, p["bias"]), window

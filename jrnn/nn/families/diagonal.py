@@ -17,13 +17,15 @@ import numpy as np
 from flax import nnx
 from jax import Array
 from jax.nn import initializers
+from jax.typing import DTypeLike
 
 from jrnn import jaxprs
 from jrnn.errors import LayerError
 from jrnn.nn.checks import check_integer
+from jrnn.nn.params import Params
 from jrnn.nn.recurrent import ParameterTable, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
-from jrnn.nn.span import Pair, Span, along_last, heads
+from jrnn.nn.span import Pair, PyTree, Span, along_last, heads
 
 
 def _complex(re: Array, im: Array) -> Array:
@@ -45,7 +47,7 @@ def _diagonal(h: Array, log_transition: Array, u: Array, span: Span) -> Pair:
         transition = jnp.exp(exponent)
         u = u * (jnp.expm1(exponent) / jnp.expm1(log_transition)[None, None])
 
-    def step(h: Array, at: Any) -> Pair:
+    def step(h: Array, at: PyTree) -> Pair:
         u, own = at
         h = (transition if own is None else own) * h + u
         return h, h
@@ -60,13 +62,13 @@ class _ComplexState(RecurrentLayer):
     hidden_size: int
     _timed = True
 
-    def _fresh(self, batch: int, dtype: Any) -> Array:
+    def _fresh(self, batch: int, dtype: DTypeLike) -> Array:
         return jnp.zeros((batch, self.hidden_size), jaxprs.promoted_type(dtype, jnp.complex64))
 
     @jaxprs.with_promotion
     def _through(
         self,
-        p: Any,
+        p: Params,
         x: Array,
         h: Array,
         log_transition: Array,
@@ -130,7 +132,7 @@ class LRU(_ComplexState):
         }
         return later | normal | {"D": (initializers.normal(1.0), (d,))}
 
-    def _initial(self, key: Array, dtype: Any) -> dict[str, Array]:
+    def _initial(self, key: Array, dtype: DTypeLike) -> dict[str, Array]:
         of_radius, of_phase, key = jax.random.split(key, 3)
         low, high = self.ring
         # |lambda|^2 is uniform between the squares, so that lambda is uniform in the ring. 0 and 1 have no logarithm.
@@ -147,7 +149,7 @@ class LRU(_ComplexState):
             name: value.astype(dtype) for name, value in drawn.items()
         }
 
-    def _run(self, p: Any, x: Array, h: Array, span: Span) -> Pair:
+    def _run(self, p: Params, x: Array, h: Array, span: Span) -> Pair:
         log_lambda = _complex(-jnp.exp(p["nu_log"]), jnp.exp(p["theta_log"])).astype(h.dtype)
         y, h = self._through(p, x, h, log_lambda, jnp.exp(p["gamma_log"]), span)
         return y + along_last(p["D"], x) * x, h
@@ -202,7 +204,7 @@ class S5(_ComplexState):
         }
         return later | {"D": (initializers.normal(1.0), (d,))}
 
-    def _initial(self, key: Array, dtype: Any) -> dict[str, Array]:
+    def _initial(self, key: Array, dtype: DTypeLike) -> dict[str, Array]:
         of_b, of_c, of_step, key = jax.random.split(key, 4)
         d = self.input_size
         h = self.hidden_size
@@ -224,7 +226,7 @@ class S5(_ComplexState):
             name: value.astype(dtype) for name, value in drawn.items()
         }
 
-    def _run(self, p: Any, x: Array, h: Array, span: Span) -> Pair:
+    def _run(self, p: Params, x: Array, h: Array, span: Span) -> Pair:
         poles = _complex(jnp.minimum(p["Lambda_re"], -1e-4), p["Lambda_im"]).astype(h.dtype)
         exponent = poles * jnp.exp(p["log_step"])
         y, h = self._through(p, x, h, exponent, (jnp.exp(exponent) - 1) / poles, span)
@@ -274,7 +276,7 @@ class RGLRU(RecurrentLayer):
         k = self.num_heads
         start, _ = uniform(d // k, d // k)
 
-        def decay(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+        def decay(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
             # a^8 is uniform in [0.9, 0.999]
             root = jax.random.uniform(key, shape, minval=0.9, maxval=0.999) ** (1 / 8)
             return (jnp.log(root) - jnp.log1p(-root)).astype(dtype)
@@ -283,10 +285,10 @@ class RGLRU(RecurrentLayer):
         biases = {"bias_a": constant(0.0, d), "bias_x": constant(0.0, d)}
         return {"weight_a": blocks, "weight_x": blocks, "Lambda": (decay, (d,))} | biases
 
-    def _fresh(self, batch: int, dtype: Any) -> Array:
+    def _fresh(self, batch: int, dtype: DTypeLike) -> Array:
         return jnp.zeros((batch, self.input_size), dtype)
 
-    def _run(self, p: Any, x: Array, h: Array, span: Span) -> Pair:
+    def _run(self, p: Params, x: Array, h: Array, span: Span) -> Pair:
         def gate(name: str) -> Array:
             weight = p[f"weight_{name}"].astype(span.dtype)
             parts = heads(x, self.num_heads)
@@ -302,7 +304,7 @@ class RGLRU(RecurrentLayer):
         return y, h
 
 
-def rg_lru(h: Array, at: Any) -> Pair:
+def rg_lru(h: Array, at: PyTree) -> Pair:
     """h' = a h + u, where u is the gated and scaled input."""
     a, u = at
     h = a * h + u

@@ -15,14 +15,26 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.nn import initializers
+from jax.typing import DTypeLike
 
 from jrnn.errors import LayerError
 from jrnn.nn.checks import check_integer
 from jrnn.nn.families.diagonal import check_heads
 from jrnn.nn.families.mamba_layer import state_space, time_steps
+from jrnn.nn.params import Params
 from jrnn.nn.recurrent import Outputs, ParameterTable, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
-from jrnn.nn.span import Pair, Span, along_last, heads, layer_norm, rms_norm, rotate, unit_length
+from jrnn.nn.span import (
+    Pair,
+    PyTree,
+    Span,
+    along_last,
+    heads,
+    layer_norm,
+    rms_norm,
+    rotate,
+    unit_length,
+)
 
 
 class _Attention(RecurrentLayer):
@@ -65,11 +77,11 @@ class _Attention(RecurrentLayer):
         }
         return weights | {"norm": constant(1.0, v // self.num_heads)}
 
-    def _fresh(self, batch: int, dtype: Any) -> Any:
+    def _fresh(self, batch: int, dtype: DTypeLike) -> Any:
         k = self.num_heads
         return jnp.zeros((batch, k, self.key_size // k, self.value_size // k), dtype)
 
-    def _projected(self, p: Any, x: Array, span: Span) -> list[Array]:
+    def _projected(self, p: Params, x: Array, span: Span) -> list[Array]:
         return [heads(span.linear(x, p[name]), self.num_heads) for name in ("W_q", "W_k", "W_v")]
 
 
@@ -107,10 +119,10 @@ class RetNet(_Attention):
         del shared["norm"]  # RetNet's has no parameters
         return shared | {"W_g": uniform(self.value_size, self.input_size)}
 
-    def _fresh(self, batch: int, dtype: Any) -> Pair:
+    def _fresh(self, batch: int, dtype: DTypeLike) -> Pair:
         return jnp.zeros(batch, jnp.int32), super()._fresh(batch, dtype)
 
-    def _run(self, p: Any, x: Array, state: Any, span: Span) -> Outputs:
+    def _run(self, p: Params, x: Array, state: PyTree, span: Span) -> Outputs:
         position, S = state
         q, k, v = self._projected(p, x, span)
         positions, position = span.positions(position)
@@ -161,7 +173,7 @@ class GLA(_Attention):
         }
         return super()._parameters() | gates | {"W_r": uniform(v, d), "b_r": constant(0.0, v)}
 
-    def _run(self, p: Any, x: Array, S: Array, span: Span) -> Pair:
+    def _run(self, p: Params, x: Array, S: Array, span: Span) -> Pair:
         q, k, v = self._projected(p, x, span)
         a = span.linear(span.linear(x, p["W_a1"]), p["W_a2"], p["b_a"])
         a = heads(jnp.exp(jax.nn.log_sigmoid(a) / 16), self.num_heads)
@@ -171,7 +183,7 @@ class GLA(_Attention):
         return span.linear(y, p["W_o"]), S
 
 
-def gated(S: Array, at: Any) -> Pair:
+def gated(S: Array, at: PyTree) -> Pair:
     """S' = diag(a) S + k v^T, y = S'^T q: q, k, a [N, K, C], v [N, K, V]; S [N, K, C, V]."""
     q, k, v, a = at
     S = a[..., :, None] * S + k[..., :, None] * v[..., None, :]
@@ -213,12 +225,14 @@ class DeltaNet(_Attention):
             super()._parameters() | beta | {"conv_weight": uniform(self._channels, self.conv_size)}
         )
 
-    def _fresh(self, batch: int, dtype: Any) -> Pair:
+    def _fresh(self, batch: int, dtype: DTypeLike) -> Pair:
         return jnp.zeros((batch, self.conv_size - 1, self._channels), dtype), super()._fresh(
             batch, dtype
         )
 
-    def _convolved(self, p: Any, x: Array, window: Array, span: Span) -> tuple[list[Array], Array]:
+    def _convolved(
+        self, p: Params, x: Array, window: Array, span: Span
+    ) -> tuple[list[Array], Array]:
         """q, k, v after their convolutions, with q scaled by C^(-1/2), and the next window."""
         qkv = jnp.concatenate([span.linear(x, p[name]) for name in ("W_q", "W_k", "W_v")], axis=-1)
         qkv, window = span.convolve(qkv, window, p["conv_weight"])
@@ -226,19 +240,19 @@ class DeltaNet(_Attention):
         q, k, v = (heads(part, self.num_heads) for part in parts)
         return [unit_length(q) * q.shape[-1] ** -0.5, unit_length(k), v], window
 
-    def _run(self, p: Any, x: Array, state: Any, span: Span) -> Outputs:
+    def _run(self, p: Params, x: Array, state: PyTree, span: Span) -> Outputs:
         window, S = state
         qkv, window = self._convolved(p, x, window, span)
         S, y = self._recurrence(p, x, S, (*qkv, jax.nn.sigmoid(span.linear(x, p["W_beta"]))), span)
         return span.linear(y.reshape(*y.shape[:2], -1), p["W_o"]), (window, S)
 
-    def _recurrence(self, p: Any, x: Array, S: Array, xs: Any, span: Span) -> Pair:
+    def _recurrence(self, p: Params, x: Array, S: Array, xs: PyTree, span: Span) -> Pair:
         """The last S, and the normalized outputs of the heads; xs are q, k, v and beta."""
         S, y = span.scan(delta, S, xs)
         return S, rms_norm(y, p["norm"])
 
 
-def delta(S: Array, at: Any) -> Pair:
+def delta(S: Array, at: PyTree) -> Pair:
     """S' = S + beta k (v - S^T k)^T, y = S'^T q: q, k [N, K, C], v [N, K, V], beta [N, K]; S [N, K, C, V]."""
     q, k, v, beta = at
     stored = jnp.einsum("nkc,nkcv->nkv", k, S)
@@ -269,13 +283,13 @@ class GatedDeltaNet(DeltaNet):
         v = self.value_size
         k = self.num_heads
 
-        def log_decays(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+        def log_decays(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
             return jnp.log(initializers.uniform(16.0)(key, shape, dtype) + 1e-3)
 
         decays = {"W_a": uniform(k, d), "A_log": (log_decays, (k,)), "dt_bias": (time_steps, (k,))}
         return super()._parameters() | decays | {"W_g": uniform(v, d)}
 
-    def _recurrence(self, p: Any, x: Array, S: Array, xs: Any, span: Span) -> Pair:
+    def _recurrence(self, p: Params, x: Array, S: Array, xs: PyTree, span: Span) -> Pair:
         dt = jax.nn.softplus(span.linear(x, p["W_a"], p["dt_bias"]))
         S, y = span.scan(gated_delta, S, (*xs, jnp.exp(-along_last(jnp.exp(p["A_log"]), dt) * dt)))
         return S, rms_norm(y, p["norm"]) * jax.nn.silu(
@@ -283,7 +297,7 @@ class GatedDeltaNet(DeltaNet):
         )
 
 
-def gated_delta(S: Array, at: Any) -> Pair:
+def gated_delta(S: Array, at: PyTree) -> Pair:
     """As `delta`, from alpha S instead of S; alpha [N, K]."""
     *others, alpha = at
     return delta(alpha[..., None, None] * S, tuple(others))

@@ -14,15 +14,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 
 from jrnn.nn.checks import check_integer
 from jrnn.nn.families.diagonal import check_heads
+from jrnn.nn.params import Params
 from jrnn.nn.recurrent import Outputs, ParameterTable, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
-from jrnn.nn.span import Pair, Span, along_last, heads, rms_norm
+from jrnn.nn.span import Pair, PyTree, Span, along_last, heads, rms_norm
 
 
-def time_steps(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+def time_steps(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
     """Biases whose softplus is between 0.001 and 0.1, uniform in its logarithm."""
     dt = jnp.exp(jax.random.uniform(key, shape, minval=math.log(0.001), maxval=math.log(0.1)))
     return jnp.log(jnp.expm1(dt)).astype(dtype)
@@ -78,7 +80,7 @@ class Mamba(RecurrentLayer):
         s = self.state_size
         rank = self.dt_rank
 
-        def log_states(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+        def log_states(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
             return jnp.broadcast_to(jnp.log(jnp.arange(1, s + 1, dtype=dtype))[None], shape)
 
         return {
@@ -93,11 +95,11 @@ class Mamba(RecurrentLayer):
             "out_proj": uniform(d, i),
         }
 
-    def _fresh(self, batch: int, dtype: Any) -> Pair:
+    def _fresh(self, batch: int, dtype: DTypeLike) -> Pair:
         window = jnp.zeros((batch, self.conv_size - 1, self.hidden_size), dtype)
         return window, jnp.zeros((batch, self.hidden_size, self.state_size), dtype)
 
-    def _run(self, p: Any, x: Array, state: Any, span: Span) -> Outputs:
+    def _run(self, p: Params, x: Array, state: PyTree, span: Span) -> Outputs:
         window, h = state
         x, gate = jnp.split(span.linear(x, p["in_proj"]), 2, axis=-1)
         x, window = span.convolve(x, window, p["conv_weight"], p["conv_bias"])
@@ -114,7 +116,7 @@ class Mamba(RecurrentLayer):
 def selective(A: Array) -> Any:
     """The step of Mamba's recurrence: h [N, I, S]; x, dt [N, I]; b, c [N, S]; A [I, S]."""
 
-    def step(h: Array, at: Any) -> Pair:
+    def step(h: Array, at: PyTree) -> Pair:
         x, dt, b, c = at
         h = jnp.exp(dt[..., None] * A[None]) * h + (dt * x)[..., None] * b[:, None]
         return h, jnp.einsum("nis,ns->ni", h, c)
@@ -173,7 +175,7 @@ class Mamba2(RecurrentLayer):
         i = self.hidden_size
         k = self.num_heads
 
-        def log_decays(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+        def log_decays(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
             return jnp.log(jax.random.uniform(key, shape, minval=1.0, maxval=16.0)).astype(dtype)
 
         return {
@@ -187,12 +189,12 @@ class Mamba2(RecurrentLayer):
             "out_proj": uniform(d, i),
         }
 
-    def _fresh(self, batch: int, dtype: Any) -> Pair:
+    def _fresh(self, batch: int, dtype: DTypeLike) -> Pair:
         width = self.hidden_size // self.num_heads
         window = jnp.zeros((batch, self.conv_size - 1, self._channels), dtype)
         return window, jnp.zeros((batch, self.num_heads, self.state_size, width), dtype)
 
-    def _run(self, p: Any, x: Array, state: Any, span: Span) -> Outputs:
+    def _run(self, p: Params, x: Array, state: PyTree, span: Span) -> Outputs:
         window, S = state
         i = self.hidden_size
         k = self.num_heads
@@ -211,7 +213,7 @@ class Mamba2(RecurrentLayer):
         return span.linear(y, p["out_proj"]), (window, S)
 
 
-def state_space(S: Array, at: Any) -> Pair:
+def state_space(S: Array, at: PyTree) -> Pair:
     """S' = decay S + k v^T, y = S'^T q in each head: q, k [N, K, S], v [N, K, P], decay [N, K]; S [N, K, S, P]."""
     q, k, v, decay = at
     S = decay[..., None, None] * S + k[..., :, None] * v[..., None, :]

@@ -14,7 +14,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.nn import initializers
+from jax.typing import DTypeLike
 
+from jrnn.nn.params import Params
 from jrnn.nn.recurrent import ParameterTable, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
 from jrnn.nn.span import Pair, Span
@@ -30,7 +32,7 @@ class _Elementwise(RecurrentLayer):
         self.hidden_size = input_size if hidden_size is None else hidden_size
         super().__init__(input_size, self.hidden_size, rngs=rngs, **options)
 
-    def _fresh(self, batch: int, dtype: Any) -> Array:
+    def _fresh(self, batch: int, dtype: DTypeLike) -> Array:
         return jnp.zeros((batch, self.hidden_size), dtype)
 
 
@@ -65,7 +67,7 @@ class MinGRU(_Elementwise):
             "bias_h": constant(0.0, h),
         }
 
-    def _run(self, p: Any, x: Array, h: Array, span: Span) -> Pair:
+    def _run(self, p: Params, x: Array, h: Array, span: Span) -> Pair:
         z, candidate = (span.linear(x, p[f"weight_{gate}"], p[f"bias_{gate}"]) for gate in "zh")
         h, y = span.scan(_between, h, (jax.nn.sigmoid(-z), candidate))
         return y, h
@@ -95,7 +97,7 @@ class MinLSTM(_Elementwise):
             "bias_h": constant(0.0, h),
         }
 
-    def _run(self, p: Any, x: Array, h: Array, span: Span) -> Pair:
+    def _run(self, p: Params, x: Array, h: Array, span: Span) -> Pair:
         f, i, candidate = (span.linear(x, p[f"weight_{gate}"], p[f"bias_{gate}"]) for gate in "fih")
         # f/(f + i) as a sigmoid: neither quotient is 0/0 where both gates are closed.
         forget = jax.nn.sigmoid(jax.nn.log_sigmoid(f) - jax.nn.log_sigmoid(i))
@@ -126,7 +128,7 @@ class IndRNN(_Elementwise):
             "bias": constant(0.0, h),
         }
 
-    def _run(self, p: Any, x: Array, h: Array, span: Span) -> Pair:
+    def _run(self, p: Params, x: Array, h: Array, span: Span) -> Pair:
         u = p["recurrent"][None]
 
         def step(h: Array, wx: Array) -> Pair:

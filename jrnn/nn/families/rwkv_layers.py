@@ -15,12 +15,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.nn import initializers
+from jax.typing import DTypeLike
 
 from jrnn.nn.checks import check_integer
 from jrnn.nn.families.diagonal import check_heads
+from jrnn.nn.params import Params
 from jrnn.nn.recurrent import Outputs, Parameter, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
-from jrnn.nn.span import Pair, Span, along_last, heads, layer_norm, unit_length
+from jrnn.nn.span import Pair, PyTree, Span, along_last, heads, layer_norm, unit_length
 
 MIXED = "rwkvag"  # receptance, decay, key, value, in-context learning rate, gate
 
@@ -55,7 +57,7 @@ class RWKV7(RecurrentLayer):
         d = self.input_size
         rank = self.rank
 
-        def decays(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+        def decays(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
             # from slow to fast
             return (-6.0 + 5.0 * jnp.linspace(0.0, 1.0, shape[0]) ** 0.85 + 0.5).astype(dtype)
 
@@ -74,12 +76,12 @@ class RWKV7(RecurrentLayer):
         }
         return mixtures | weights | low | back | biases | ends
 
-    def _fresh(self, batch: int, dtype: Any) -> Pair:
+    def _fresh(self, batch: int, dtype: DTypeLike) -> Pair:
         k = self.num_heads
         c = self.input_size // self.num_heads
         return jnp.zeros((batch, self.input_size), dtype), jnp.zeros((batch, k, c, c), dtype)
 
-    def _run(self, p: Any, x: Array, state: Any, span: Span) -> Outputs:
+    def _run(self, p: Params, x: Array, state: PyTree, span: Span) -> Outputs:
         before, S = state
         (earlier, now), window = span.taps(x, before[:, None])
         mixed = {}
@@ -90,7 +92,7 @@ class RWKV7(RecurrentLayer):
 
 
 def time_mixing(
-    p: Any,
+    p: Params,
     mixed: dict[str, Array],
     S: Array,
     span: Span,
@@ -133,14 +135,14 @@ def bonus(r: Array, k: Array, v: Array, rho: Array) -> Array:
     return jnp.sum(r * k * along_last(rho, r), axis=-1, keepdims=True) * v
 
 
-def decayed(S: Array, at: Any) -> Pair:
+def decayed(S: Array, at: PyTree) -> Pair:
     """RWKV-6: y = S^T r with the state before the step, S' = diag(w) S + k v^T: r, k and w [N, K, C], v [N, K, V]."""
     r, k, v, w = at
     y = jnp.einsum("nkcv,nkc->nkv", S, r)
     return w[..., None] * S + k[..., :, None] * v[..., None, :], y
 
 
-def generalized_delta(S: Array, at: Any) -> Pair:
+def generalized_delta(S: Array, at: PyTree) -> Pair:
     """S' = S diag(w) - (S kk) b^T + v k^T, y = S' r: all [N, K, C]; S [N, K, values, keys]."""
     r, w, k, v, kk, b = at
     removed = jnp.einsum("nkvc,nkc->nkv", S, kk)

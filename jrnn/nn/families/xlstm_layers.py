@@ -15,16 +15,18 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.nn import initializers
+from jax.typing import DTypeLike
 
 from jrnn.nn.families.diagonal import check_heads
+from jrnn.nn.params import Params
 from jrnn.nn.recurrent import Outputs, ParameterTable, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
-from jrnn.nn.span import Span, heads, layer_norm
+from jrnn.nn.span import PyTree, Span, heads, layer_norm
 
 NEVER = -1e30  # the logarithm of a forget gate's past that is empty; exp of it is 0
 
 
-def forget_bias(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+def forget_bias(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
     """Evenly spaced in [3, 6]: units remember for 20 to 400 steps."""
     return jnp.linspace(3.0, 6.0, shape[0]).astype(dtype)
 
@@ -74,14 +76,14 @@ class SLSTM(RecurrentLayer):
             biases[f"b_{gate}"] = (forget_bias, (h,)) if gate == "f" else constant(0.0, h)
         return weights | recurrent | biases | {"norm": constant(1.0, h)}
 
-    def _fresh(self, batch: int, dtype: Any) -> tuple[Array, ...]:
+    def _fresh(self, batch: int, dtype: DTypeLike) -> tuple[Array, ...]:
         zeros = jnp.zeros((batch, self.hidden_size), dtype)
         return zeros, zeros, zeros, jnp.full_like(zeros, NEVER)
 
-    def _run(self, p: Any, x: Array, state: Any, span: Span) -> Outputs:
+    def _run(self, p: Params, x: Array, state: PyTree, span: Span) -> Outputs:
         wx = [span.linear(x, p[f"W_{gate}"], p[f"b_{gate}"]) for gate in "zifo"]
 
-        def step(state: Any, wx: list[Array]) -> tuple[Any, Array]:
+        def step(state: PyTree, wx: list[Array]) -> tuple[Any, Array]:
             h, c, n, m = state
             parts = heads(h, self.num_heads).astype(span.dtype)
 
@@ -155,12 +157,12 @@ class MLSTM(RecurrentLayer):
             | {"b_o": constant(0.0, h), "norm": constant(1.0, h), "weight_out": uniform(d, h)}
         )
 
-    def _fresh(self, batch: int, dtype: Any) -> tuple[Array, ...]:
+    def _fresh(self, batch: int, dtype: DTypeLike) -> tuple[Array, ...]:
         k = self.num_heads
         c = self.hidden_size // self.num_heads
         return tuple(jnp.zeros((batch, *shape), dtype) for shape in ((k, c, c), (k, c), (k,)))
 
-    def _run(self, p: Any, x: Array, state: Any, span: Span) -> Outputs:
+    def _run(self, p: Params, x: Array, state: PyTree, span: Span) -> Outputs:
         q, k, v = (heads(span.linear(x, p[f"W_{name}"]), self.num_heads) for name in "qkv")
         i, f = (span.linear(x, p[f"w_{gate}"], p[f"b_{gate}"]) for gate in "if")
         k = k / math.sqrt(k.shape[-1])
@@ -170,7 +172,7 @@ class MLSTM(RecurrentLayer):
         return span.linear(y, p["weight_out"]), state
 
 
-def mlstm(state: Any, at: Any, epsilon: float = 0.0) -> tuple[Any, Array]:
+def mlstm(state: PyTree, at: PyTree, epsilon: float = 0.0) -> tuple[Any, Array]:
     """One step of all heads: q, k [N, K, C], v [N, K, V], the logarithms of i and f [N, K]; S [N, K, C, V].
 
     `epsilon` is added to the normalizer.
