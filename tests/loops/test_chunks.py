@@ -14,7 +14,7 @@ from eager import eager_passes
 from plans_of import plans_of
 
 from jrnn.loops import scan
-from jrnn.loops.affine.chunkwise.program import ChunkBody
+from jrnn.loops.affine.chunkwise.chunk_body import ChunkBody
 from jrnn.loops.affine.rounds import all_finite
 
 pytestmark = pytest.mark.usefixtures("rewritten")

@@ -5,7 +5,6 @@ Shapes: T time.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -198,7 +197,7 @@ def scan_in_chunks(
     steps: int,
     size: int,
     reverse: bool,
-    wrap: Callable[[StepFn], StepFn] = lambda f: f,
+    recomputes: bool = False,
 ) -> tuple[Tree, Tree]:
     """Runs a loop as a loop over chunks of steps, which needs memory for one chunk at a time.
 
@@ -208,7 +207,7 @@ def scan_in_chunks(
         steps: T.
         size: the number of steps in a chunk; the last chunk may have fewer.
         reverse: whether time runs backwards.
-        wrap: wraps the function that runs one chunk, such as `jax.checkpoint`.
+        recomputes: the reverse pass reads the carries between chunks alone, and computes each chunk again.
 
     Returns:
         The last carry, and the stacked outputs.
@@ -219,6 +218,10 @@ def scan_in_chunks(
 
     remainder = steps - whole * size
 
+    def maybe_recomputed(run: StepFn) -> StepFn:
+        # Inside a loop, XLA cannot merge the second computation with the first, so `prevent_cse` is not needed.
+        return jax.checkpoint(run, prevent_cse=False) if recomputes else run
+
     def run_chunk(carry: Tree, chunk: Tree) -> tuple[Tree, Tree]:
         return run(carry, chunk, size)
 
@@ -226,13 +229,13 @@ def scan_in_chunks(
         return run(carry, chunk, remainder)
 
     def run_head(carry: Tree) -> tuple[Tree, Tree]:
-        body = wrap(run_chunk)
+        body = maybe_recomputed(run_chunk)
         carry, ys = jax.lax.scan(body, carry, head, length=whole, reverse=reverse)
         return carry, jax.tree.map(lambda y: jnp.reshape(y, (whole * size, *y.shape[2:])), ys)
 
     if not remainder:
         return run_head(carry)
-    run_tail = wrap(run_remainder)
+    run_tail = maybe_recomputed(run_remainder)
     if reverse:
         carry, tail_ys = run_tail(carry, tail)
         carry, head_ys = run_head(carry)
@@ -267,9 +270,7 @@ def scan_in_segments(
         return jax.tree.map(lambda x: x[span], xs)
 
     def in_loop(carry: Tree, stop: int) -> tuple[Tree, Tree]:
-        # Inside a loop, XLA cannot merge the second computation with the first, so `prevent_cse` is not needed.
-        wrap = functools.partial(jax.checkpoint, prevent_cse=False)
-        return scan_in_chunks(run, carry, inputs(0, stop), stop, size, reverse, wrap)
+        return scan_in_chunks(run, carry, inputs(0, stop), stop, size, reverse, recomputes=True)
 
     count = math.ceil(steps / size)
     if not XLA_KEEPS_BARRIERS and count > 1:

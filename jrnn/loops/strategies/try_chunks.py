@@ -18,10 +18,10 @@ from jrnn.jaxprs.jax_internals import argument_names
 from jrnn.jaxprs.tangents import Linearized, is_smooth
 from jrnn.loops.affine.chunkwise.chunked import Chunkwise, check, chunkwise
 from jrnn.loops.affine.chunkwise.control_flow import expand_control
+from jrnn.loops.affine.chunkwise.estimate import step_by_step
 from jrnn.loops.costs.bounds import Bounds
 from jrnn.loops.costs.constants import CHUNKS
-from jrnn.loops.costs.estimates import Estimate, Estimator, size_in_words
-from jrnn.loops.costs.machines import Machine
+from jrnn.loops.costs.estimates import Estimator, size_in_words
 from jrnn.loops.costs.target import Target
 from jrnn.loops.ir import Loop, Options, ScanParams, Unsupported, derived
 from jrnn.loops.passes import compose_views
@@ -59,17 +59,17 @@ def try_chunks(
     stored_bytes = stored_state_bytes(loop, _moving(scan, program, adapters, tangents))
     if not stored_bytes:
         raise Unsupported("this gradient reads no state")
-    eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
-    loop = replace(loop, eqns=tuple(eqns))
     constants = dict(zip(loop.consts, program.consts))
     names = _carry_names(scan, adapters)
     node = chunkwise(loop, constants, names, prefers_batched(target))
     node = replace(node, stored=stored_bytes)
-    baseline_cost = _train_step_cost(loop, stored_bytes, target.machine)
+    loop = node.loop
+    estimator = Estimator(loop, target.machine)
+    baseline_cost = step_by_step(estimator, stored_bytes)
     baseline = Candidate(LAX_SCAN, baseline_cost, Steps(loop))
     candidate = Candidate(
         "in chunks",
-        node.estimate(Estimator(loop, target.machine)),
+        node.estimate(estimator),
         node,
         strategy=NAME,
         min_gain=CHUNKS.min_gain if node.stages else 0.0,
@@ -174,20 +174,6 @@ def stored_state_bytes(loop: Loop, moves: Sequence[bool]) -> int:
     follow = jaxprs.depends(parts.step, largest)
     read = [v for v in set(parts.primals_read) if v in follow]
     return sum(jaxprs.nbytes(v) for v in read if jaxprs.nbytes(v) >= largest_bytes)
-
-
-def _train_step_cost(loop: Loop, stored_bytes: int, machine: Machine) -> Estimate:
-    """Returns what a train step costs that stores `stored_bytes` of states at every step."""
-    forward = Estimator(loop, machine).whole()
-    stack_bytes = jaxprs.extent(loop.length) * stored_bytes
-    # New memory in each run, however small.
-    moved = stack_bytes / machine.write_rate + machine.reading(stack_bytes, stack_bytes)
-    by_steps = CHUNKS.passes_by_steps * forward.seconds
-    return Estimate(
-        by_steps + moved,
-        stack_bytes + forward.memory,
-        (("steps", by_steps), ("stacks of states", moved)),
-    )
 
 
 def prefers_batched(target: Target) -> bool:

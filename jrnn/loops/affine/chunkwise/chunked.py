@@ -28,17 +28,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Env, Var, primitives
-from jrnn.loops.affine.carries import (
-    CarrySchedule,
-    CarryStage,
-    Group,
-    part_of,
-)
+from jrnn.jaxprs import Env, Var, primitives
+from jrnn.loops.affine.carries import CarrySchedule, CarryStage, Group, part_of
 from jrnn.loops.affine.chunkwise import estimate
 from jrnn.loops.affine.chunkwise.batched import AllChunks
-from jrnn.loops.affine.chunkwise.labeled import variables
-from jrnn.loops.affine.chunkwise.program import ChunkBody
+from jrnn.loops.affine.chunkwise.chunk_body import ChunkBody, ChunkInputs
+from jrnn.loops.affine.chunkwise.guarded import Arrays
+from jrnn.loops.affine.chunkwise.labeled import variables, without
 from jrnn.loops.affine.matrix import AffineForm, is_evaluable, matrix_form
 from jrnn.loops.costs.estimates import Estimate, Estimator
 from jrnn.loops.ir import CARRY, Loop, Results, Unsupported, scan_in_chunks, tag
@@ -113,55 +109,158 @@ class Chunkwise:
         )
 
     def run(
-        self, consts: Sequence[Array], init: Sequence[Array], xs: Sequence[Array], length: int
+        self,
+        consts: Arrays,
+        init: Arrays,
+        xs: Arrays,
+        length: int,
     ) -> Results:
         loop = self.loop
         if not self.stages:
-            return _checkpointed(loop, consts, init, xs, length)
+            return self._run_checkpointed(consts, init, xs, length)
         env = dict(zip(loop.consts, consts))
         stacked = dict(zip(loop.xs, xs))
         jaxprs.over_time(loop.eqns, _projections(loop), env, stacked)
         last: dict[int, Array] = {}
         for stage in self.stages:
-            first = [init[i] for i in stage.carry]
+            first = jaxprs.take(init, stage.carry)
             if stage.forms:
-                outs = jaxprs.variables(loop.ys)
-                if stage is not self.stages[-1]:
-                    outs = list(itertools.chain(*(form.readouts for form in stage.forms)))
-                final, stacks = _in_chunks(self, stage, outs, first, env, stacked, length)
-                stacked.update(zip(outs, stacks))
+                final = self._run_in_chunks(stage, first, env, stacked, length)
             elif stage.kind == "overwritten":
-                final = self._run_overwritten(stage, first[0], env, stacked, length)
+                final = self._run_overwritten(stage, first, env, stacked, length)
             else:
                 final = self._run_by_steps(stage, first, env, stacked, length)
             last.update(zip(stage.carry, final))
         ys = jaxprs.stacks(loop.eqns, loop.ys, env, stacked, length)
-        return [last[i] for i in range(len(init))], ys
+        return jaxprs.take(last, range(len(init))), ys
+
+    # Each returns the last values of the carries of a stage, and adds what later stages read to `stacked`.
 
     def _run_overwritten(
-        self, stage: CarryStage, first: Array, env: Env, stacked: Env, length: int
-    ) -> list[Array]:
-        """Returns the last value of a carry that is overwritten. Adds the value before each step to `stacked`."""
+        self,
+        stage: CarryStage,
+        first: Arrays,
+        env: Env,
+        stacked: Env,
+        length: int,
+    ) -> Arrays:
+        """Runs a carry that is overwritten: its values are those of the steps before."""
         loop = self.loop
         (i,) = stage.carry
-        (stack,) = jaxprs.stacks(loop.eqns, [loop.carry_out[i]], env, stacked, length)
-        value = jnp.asarray(first, stack.dtype)
+        new = [loop.carry_out[i]]
+        (stack,) = jaxprs.stacks(loop.eqns, new, env, stacked, length)
+        value = jnp.asarray(first[0], stack.dtype)
         stacked[loop.carry[i]] = jaxprs.shifted(stack, value, loop.reverse)
         return [stack[0 if loop.reverse else -1]]
 
     def _run_by_steps(
-        self, stage: CarryStage, first: Sequence[Array], env: Env, stacked: Env, length: int
-    ) -> list[Array]:
-        """Returns the last values of opaque carries. Adds their values before each step to `stacked`."""
-        carry = [self.loop.carry[i] for i in stage.carry]
+        self,
+        stage: CarryStage,
+        first: Arrays,
+        env: Env,
+        stacked: Env,
+        length: int,
+    ) -> Arrays:
+        """Runs opaque carries step by step."""
+        carry = jaxprs.take(self.loop.carry, stage.carry)
         part = part_of(self.loop, stage.carry, carry, env, stacked)
-        consts = [env[v] for v in part.consts]
-        xs = [stacked[v] for v in part.xs]
+        consts = jaxprs.take(env, part.consts)
+        xs = jaxprs.take(stacked, part.xs)
         # On an accelerator there are few kernels for its steps, too.
         with tag.tagged(tag.Tag()) if self.batched else nullcontext():
             final, before = part.run(consts, first, xs, length)
         stacked.update(zip(carry, before))
         return final
+
+    def _run_in_chunks(
+        self,
+        stage: CarryStage,
+        first: Arrays,
+        env: Env,
+        stacked: Env,
+        length: int,
+    ) -> Arrays:
+        """Runs affine carries in chunks. The last stage computes the outputs, too."""
+        reverse = self.loop.reverse
+        outs: list[Var] = []
+        operands: list[Var] = []
+        for form in stage.forms:
+            outs += form.readouts
+            # A form may read the operands of a product that is computed before the loop.
+            operands += variables(form.terms)
+        if stage is self.stages[-1]:
+            outs = jaxprs.variables(self.loop.ys)
+        part = part_of(self.loop, stage.carry, outs, env, stacked, operands)
+        count = -(-length // self.size)
+        steps = count * self.size
+
+        def cut(x: Array) -> Array:
+            """Returns inputs in chunks, in the order of the steps. Copies of the last step fill the last chunk."""
+            if reverse:
+                x = x[::-1]
+            if steps > length:
+                shape = (steps - length, *x.shape[1:])
+                fill = jnp.broadcast_to(x[-1:], shape)
+                x = jnp.concatenate([x, fill])
+            return x.reshape(count, self.size, *x.shape[1:])
+
+        valid = None  # steps after the end change nothing
+        if steps > length:
+            valid = (jnp.arange(steps) < length).reshape(count, self.size)
+        states = []
+        for state, v in zip(first, part.carry):
+            dtype = jaxprs.promoted_type(v.aval.dtype, jnp.float32)
+            states.append(jnp.asarray(state, dtype))
+        body = ChunkBody(stage.forms, part, self.size, self.batched)
+        run = AllChunks(body, count).run if self.batched else functools.partial(_run_loop, body)
+        consts = jaxprs.take(env, part.consts)
+        xs = list(map(cut, jaxprs.take(stacked, part.xs)))
+        last, stacks = run(ChunkInputs(states, consts, xs, valid))
+        for v, stack in zip(outs, stacks):
+            y = stack.reshape(steps, *v.aval.shape)[:length]
+            stacked[v] = y[::-1] if reverse else y
+        return [s.astype(v.aval.dtype) for s, v in zip(last, part.carry)]
+
+    def _run_checkpointed(
+        self,
+        consts: Arrays,
+        init: Arrays,
+        xs: Arrays,
+        length: int,
+    ) -> Results:
+        """Runs all steps one by one. The reverse pass keeps the carries at chunk boundaries, and runs each chunk again."""
+        loop = self.loop
+
+        def run_chunk(carry: Arrays, xs: Arrays, steps: int) -> Results:
+            with tag.tagged(tag.Tag()):  # the passes of other loops apply
+                carry, ys = loop.run(consts, carry, xs, steps)
+            return list(carry), list(ys)
+
+        return scan_in_chunks(
+            run_chunk,
+            carry=[jnp.asarray(c, v.aval.dtype) for c, v in zip(init, loop.carry)],
+            xs=list(xs),
+            steps=length,
+            size=STEPS.by_steps,
+            reverse=loop.reverse,
+            recomputes=True,
+        )
+
+
+def _run_loop(body: ChunkBody, inputs: ChunkInputs) -> Results:
+    """Runs a loop over chunks, whose arrays have one axis (`ChunkBody.run`), as `AllChunks.run` runs all of them."""
+    states, consts, xs, valid = inputs
+    n = len(states)
+
+    def chunk(states: Arrays, inputs: Any) -> tuple[Arrays, Arrays]:
+        valid_steps, rows = inputs
+        results = body.run(ChunkInputs(states, consts, rows, valid_steps))
+        return results[:n], results[n:]
+
+    rows = [x.reshape(len(x), -1) for x in xs]
+    flat = [s.reshape(-1) for s in states]
+    last, stacks = jax.lax.scan(chunk, flat, (valid, rows))
+    return [s.reshape(state.shape) for s, state in zip(last, states)], stacks
 
 
 def check(loop: Loop) -> None:
@@ -223,7 +322,12 @@ class _Planned:
         reasons: why carries do not run in chunks.
     """
 
-    def __init__(self, loop: Loop, constants: Env, names: Sequence[str]):
+    def __init__(
+        self,
+        loop: Loop,
+        constants: Env,
+        names: Sequence[str],
+    ):
         self.loop = loop
         self.constants = constants
         self.names = names
@@ -296,7 +400,7 @@ class _Planned:
         if not form.known and not form.updates:
             remedy = "let the step close over a matrix that never changes"
             raise Unsupported(f"nothing is written to {CARRY}", remedy=remedy)
-        axes = [l for l in form.forms.axes if l is not None and l != form.forms.contracted]
+        axes = without(form.forms.axes, (None, form.forms.contracted))
         if len(axes) > 1 and not form.free:
             raise Unsupported("transitions differ along every axis")
         return form
@@ -313,11 +417,12 @@ class _Planned:
                 alike.append(other)
         if not alike:
             return None
-        tried = [(*group, *other) for other in alike]
-        tried.append((*group, *itertools.chain(*alike)))
-        for several in filter(schedule.can_follow, dict.fromkeys(tried)):
-            with suppress(Unsupported):
-                return self._form(several)
+        tried = dict.fromkeys([*alike, tuple(itertools.chain(*alike))])
+        for others in tried:
+            several = (*group, *others)
+            if schedule.can_follow(several):
+                with suppress(Unsupported):
+                    return self._form(several)
         return None
 
 
@@ -330,85 +435,3 @@ def _projections(loop: Loop) -> list[Var]:
         if sum(jaxprs.is_in(a, loop.varying) for a in eqn.invars) == 1:
             projected += [v for v in eqn.outvars if v not in loop.on_carry]
     return projected
-
-
-def _checkpointed(
-    loop: Loop, consts: Sequence[Array], init: Sequence[Array], xs: Sequence[Array], length: int
-) -> Results:
-    """Runs all steps one by one. The reverse pass keeps the carries at chunk boundaries, and runs each chunk again."""
-
-    def run_chunk(carry: Sequence[Array], xs: Sequence[Array], steps: int) -> Results:
-        with tag.tagged(tag.Tag()):  # the passes of other loops apply
-            carry, ys = loop.run(consts, carry, xs, steps)
-        return list(carry), list(ys)
-
-    first = [jnp.asarray(c, v.aval.dtype) for c, v in zip(init, loop.carry)]
-    wrap = functools.partial(jax.checkpoint, prevent_cse=False)
-    return scan_in_chunks(run_chunk, first, list(xs), length, STEPS.by_steps, loop.reverse, wrap)
-
-
-def _in_chunks(
-    node: Chunkwise,
-    stage: CarryStage,
-    outs: Sequence[Atom],
-    first: Sequence[Array],
-    env: Env,
-    stacked: Env,
-    length: int,
-) -> Results:
-    """Runs carries in chunks. Returns the last ones, and the outputs."""
-    loop = node.loop
-    size = node.size
-    # A form may read the operands of a product that is computed before the loop.
-    operands: list[Var] = []
-    for form in stage.forms:
-        operands += variables(form.terms)
-    part = part_of(loop, stage.carry, outs, env, stacked, operands)
-    body = ChunkBody(stage.forms, part, size, node.batched)
-    carry = part.carry
-    count = -(-length // size)
-    extra = count * size - length
-
-    # Inputs are cut into chunks. The last one is filled up with copies of the last step, which change nothing.
-    def cut(x: Array) -> Array:
-        if extra:
-            fill = jnp.broadcast_to(x[:1] if loop.reverse else x[-1:], (extra, *x.shape[1:]))
-            x = jnp.concatenate([fill, x] if loop.reverse else [x, fill])
-        return x.reshape(count, size, *x.shape[1:])
-
-    valid = None
-    is_valid = jnp.arange(count * size) < length
-    if extra:
-        valid = (is_valid[::-1] if loop.reverse else is_valid).reshape(count, size)
-    chunk_xs = [cut(stacked[v]) for v in part.xs]
-    consts = [env[v] for v in part.consts]
-    states = []
-    for state, v in zip(first, carry):
-        states.append(jnp.asarray(state, jaxprs.promoted_type(v.aval.dtype, jnp.float32)))
-
-    if node.batched:
-        # All chunks are prepared at once, in the order in which they run.
-        def flip(x: Array) -> Array:
-            return x[::-1, ::-1] if loop.reverse else x
-
-        in_order = None if valid is None else flip(valid)
-        last, stacks = AllChunks(body, count).run(
-            states, consts, list(map(flip, chunk_xs)), in_order
-        )
-        stacks = list(map(flip, stacks))
-    else:
-        # A loop over chunks, whose arrays have one axis (`ChunkBody.run`).
-        def chunk(states: Sequence[Array], args: Any) -> tuple[list[Array], list[Array]]:
-            results = body.run(states, consts, args[1], args[0])
-            return results[: len(states)], results[len(states) :]
-
-        rows = [x.reshape(count, -1) for x in chunk_xs]
-        flat = [s.reshape(-1) for s in states]
-        last, stacks = jax.lax.scan(chunk, flat, (valid, rows), reverse=loop.reverse)
-        last = [s.reshape(v.aval.shape) for s, v in zip(last, carry)]
-
-    ys = []
-    for stack, atom in zip(stacks, part.ys):
-        y = stack.reshape(count * size, *atom.aval.shape)
-        ys.append(y[extra:] if loop.reverse else y[:length])
-    return [s.astype(v.aval.dtype) for s, v in zip(last, carry)], ys

@@ -12,10 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, primitives
 from jrnn.jaxprs.jax_internals import jaxpr_as_fun
+from jrnn.loops.affine.chunkwise.guarded import ArrayFn, Arrays
 from jrnn.loops.ir import ScanParams
 
 _LONGEST = 8  # steps of an inner loop that is unrolled, and branches of a condition
@@ -27,16 +29,16 @@ def expand_control(closed: Any) -> jaxprs.Program:
     if not any(map(_expansion, program.eqns)):
         return program
 
-    def rule(eqn: Eqn, *operands: Any) -> list[Any] | None:
+    def rule(eqn: Eqn, *operands: Array) -> Arrays | None:
         expansion = _expansion(eqn)
         return expansion and expansion(*operands)
 
-    return expand_control(
-        jax.make_jaxpr(functools.partial(program.run, rule=rule))(*(v.aval for v in program.invars))
-    )
+    run = functools.partial(program.run, rule=rule)
+    types = [v.aval for v in program.invars]
+    return expand_control(jax.make_jaxpr(run)(*types))
 
 
-def _expansion(eqn: Eqn) -> Callable[..., list[Any]] | None:
+def _expansion(eqn: Eqn) -> ArrayFn | None:
     """Returns a function that computes the results of an equation that is expanded; None for other equations."""
     name = eqn.primitive.name
     params = eqn.params
@@ -47,8 +49,10 @@ def _expansion(eqn: Eqn) -> Callable[..., list[Any]] | None:
     if name == "scan" and jaxprs.is_known(params["length"]) and params["length"] <= _LONGEST:
         return functools.partial(_unrolled, params)
     if name == "cond" and len(params["branches"]) <= _LONGEST:
-        bodies = [jaxprs.inlined(b, jaxprs.CALLS_AND_CHECKPOINTS) for b in params["branches"]]
-        if all(_is_safe(e) for body in bodies for e in body.eqns):
+        eqns: list[Eqn] = []
+        for branch in params["branches"]:
+            eqns += jaxprs.inlined(branch, jaxprs.CALLS_AND_CHECKPOINTS).eqns
+        if all(map(_is_safe, eqns)):
             return functools.partial(_selected, params["branches"])
     return None
 
@@ -58,49 +62,55 @@ def _is_safe(eqn: Eqn) -> bool:
 
     Lookups may fill with NaN.
     """
+    if eqn.primitive.name == "convert_element_type":
+        return True
     row = primitives.row_of(eqn)
-    return eqn.primitive.name == "convert_element_type" or (
-        row.linear != "" and row.kind not in ("lookup", "update")
-    )
+    return row.linear != "" and row.kind not in ("lookup", "update")
 
 
-def _selected(branches: Sequence[Any], which: Any, *operands: Any) -> list[Any]:
-    *first, results = [jaxpr_as_fun(b)(*operands) for b in branches]
+def _selected(branches: Sequence[Any], which: Array, *operands: Array) -> Arrays:
+    """Returns the results of one of several branches, all of which are computed."""
+    *first, results = [jaxpr_as_fun(branch)(*operands) for branch in branches]
     for i, case in reversed(list(enumerate(first))):
-        results = [jax.lax.select_n(which == i, other, here) for here, other in zip(case, results)]
+        select = functools.partial(jax.lax.select_n, which == i)
+        results = list(map(select, results, case))
     return results
 
 
-def _unrolled(params: dict[str, Any], *args: Any) -> list[Any]:
+def _unrolled(params: dict[str, Any], *args: Array) -> Arrays:
     scan = ScanParams.of(params)
-    stacks = []
+    step = jaxpr_as_fun(scan.jaxpr)
     consts, carry, xs = scan.partition(args)
-    count = range(scan.length)
-    for t in reversed(count) if scan.reverse else count:
-        results = jaxpr_as_fun(scan.jaxpr)(*consts, *carry, *(x[t] for x in xs))
+    steps = range(scan.length)
+    outputs = []
+    for t in reversed(steps) if scan.reverse else steps:
+        results = step(*consts, *carry, *(x[t] for x in xs))
         carry = results[: scan.n_carry]
-        stacks.append(results[scan.n_carry :])
-    stacks = stacks[::-1] if scan.reverse else stacks
-    return [*carry, *(jnp.stack(ys) for ys in zip(*stacks))]
+        outputs.append(results[scan.n_carry :])
+    if scan.reverse:
+        outputs.reverse()
+    return [*carry, *map(jnp.stack, zip(*outputs))]
 
 
-def _split(x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
-    ends = np.cumsum(sizes).tolist()
-    return [
-        jax.lax.slice_in_dim(x, end - n, end, axis=axis) for n, end in zip(map(int, sizes), ends)
-    ]
+def _split(x: Array, sizes: Sequence[int], axis: int) -> Arrays:
+    parts = []
+    for end, size in zip(np.cumsum(sizes).tolist(), map(int, sizes)):
+        parts.append(jax.lax.slice_in_dim(x, end - size, end, axis=axis))
+    return parts
 
 
-def _unstack(x: Any, axis: int) -> list[Any]:
-    return [jax.lax.squeeze(part, [axis]) for part in _split(x, [1] * x.shape[axis], axis)]
+def _unstack(x: Array, axis: int) -> Arrays:
+    parts = _split(x, [1] * x.shape[axis], axis)
+    return [jax.lax.squeeze(part, [axis]) for part in parts]
 
 
-def _stack(*xs: Any, axis: int) -> list[Any]:
-    return [jax.lax.concatenate([jax.lax.expand_dims(x, [axis]) for x in xs], axis)]
+def _stack(*xs: Array, axis: int) -> Arrays:
+    parts = [jax.lax.expand_dims(x, [axis]) for x in xs]
+    return [jax.lax.concatenate(parts, axis)]
 
 
 # They are slices and a concatenation to the rules of forms.
-_PARTS: dict[str, Callable[..., list[Any]]] = {
+_PARTS: dict[str, Callable[..., Arrays]] = {
     "split": _split,
     "unstack": _unstack,
     "stack": _stack,

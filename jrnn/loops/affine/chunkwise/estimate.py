@@ -1,17 +1,46 @@
-"""What a train step of a loop costs in chunks.
+"""What a train step of a loop costs: step by step, with the states of chunk boundaries stored, and in chunks.
 
-Shapes: T time, C steps of a chunk.
+Times are the rates of a machine times what is computed and moved (`costs/machines.py`); what differs from other loops has a
+constant (`costs/constants.py`: `ChunkCosts`).
+
+Shapes: T time, C steps of a chunk, S [K, V].
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from jrnn import jaxprs
 from jrnn.loops.affine.matrix import AffineForm
 from jrnn.loops.costs.constants import CHUNKS
 from jrnn.loops.costs.estimates import Estimate, Estimator
+
+Terms = tuple[tuple[str, float], ...]
+
+
+def _sum(terms: Terms, memory: float) -> Estimate:
+    return Estimate(sum(seconds for _, seconds in terms), memory, terms)
+
+
+def step_by_step(estimator: Estimator, stored: int) -> Estimate:
+    """Returns what a train step costs that stores states at every step.
+
+    Args:
+        estimator: of the loop.
+        stored: bytes a step of states that the derivative of a step stores.
+    """
+    machine = estimator.machine
+    forward = estimator.whole()
+    stack_bytes = jaxprs.extent(estimator.loop.length) * stored
+    # New memory in each run, however small.
+    moving = stack_bytes / machine.write_rate + machine.reading(stack_bytes, stack_bytes)
+    terms = (
+        ("steps", CHUNKS.passes_by_steps * forward.seconds),
+        ("stacks of states", moving),
+    )
+    return _sum(terms, stack_bytes + forward.memory)
 
 
 def with_checkpoints(estimator: Estimator, stored: int, steps: int) -> Estimate:
@@ -25,19 +54,73 @@ def with_checkpoints(estimator: Estimator, stored: int, steps: int) -> Estimate:
     machine = estimator.machine
     forward = estimator.whole()
     length = jaxprs.extent(estimator.loop.length)
-    by_steps = CHUNKS.passes_by_steps * forward.seconds
-    stored_bytes = steps * stored + math.ceil(length / steps) * stored
-    writing = machine.writing(steps * stored, stored_bytes)
-    reading = machine.reading(steps * stored, stored_bytes)
-    states_seconds = length / steps * (writing + reading)
+    chunk_bytes = steps * stored
+    stored_bytes = chunk_bytes + math.ceil(length / steps) * stored
+    writing = machine.writing(chunk_bytes, stored_bytes)
+    reading = machine.reading(chunk_bytes, stored_bytes)
     terms = (
-        ("steps", by_steps),
+        ("steps", CHUNKS.passes_by_steps * forward.seconds),
         ("steps again", forward.seconds),
-        ("states of a chunk", states_seconds),
+        ("states of a chunk", length / steps * (writing + reading)),
     )
-    return Estimate(
-        by_steps + forward.seconds + states_seconds, stored_bytes + forward.memory, terms
-    )
+    return _sum(terms, stored_bytes + forward.memory)
+
+
+class _FormCost(NamedTuple):
+    """What a carry computes and stores in one chunk, forward.
+
+    Attributes:
+        operations: floating-point operations of products for each batch element.
+        slowdown: of these products, which are slower the smaller they are.
+        pairs: scores for each batch element.
+        moved_bytes: of vectors that decays move from level to level.
+        batch: the size of the batch axes.
+        boundary_bytes: stored for the reverse pass: states, scores, rows and inverses.
+        chunk_bytes: of all vectors.
+    """
+
+    operations: int
+    slowdown: float
+    pairs: int
+    moved_bytes: float
+    batch: int
+    boundary_bytes: int
+    chunk_bytes: int
+
+    @staticmethod
+    def of(form: AffineForm, steps: int) -> _FormCost:
+        """Returns what a form costs in a chunk of this number of steps."""
+        states = form.forms.states
+        aval = states[0].aval
+        itemsize = aval.dtype.itemsize
+        elements = len(states) * jaxprs.elements(aval.shape)
+        k = form.forms.size[form.forms.contracted or 0]
+        v = form.width
+        batch = elements // (k * v)
+        queries = 0
+        for row in form.rows:
+            if any(term.operand in states for term in row.terms):
+                queries += 1
+        solved = len(form.solved)
+        keys = len(form.known) + solved
+        vectors = queries + keys
+        pairs = queries * keys * steps**2
+        operations = 2 * vectors * steps * k * v
+        operations += 2 * pairs * (k + v)
+        operations += 2 * (solved * steps) ** 2 * v
+        side = (steps * k * v) ** (1 / 3)
+        levels = math.log2(steps) if form.decays_along_k else 0
+        saved_elements = queries * keys * steps
+        saved_elements += solved * (v + solved * steps)
+        return _FormCost(
+            operations=operations,
+            slowdown=1 + CHUNKS.half_rate_side / side,
+            pairs=pairs,
+            moved_bytes=vectors * levels * batch * steps * k * itemsize,
+            batch=batch,
+            boundary_bytes=elements * max(itemsize, 4) + 4 * steps * batch * saved_elements,
+            chunk_bytes=8 * vectors * batch * steps * (k + v) * 4,
+        )
 
 
 def with_products(
@@ -51,58 +134,33 @@ def with_products(
         steps: C.
         batched: all chunks are prepared at once.
     """
-    loop = estimator.loop
     machine = estimator.machine
-    count = math.ceil(jaxprs.extent(loop.length) / steps)
+    count = math.ceil(jaxprs.extent(estimator.loop.length) / steps)
     # Accelerators compute scores next to products.
     has_slow_scores = machine.elementwise_trip < machine.kernel
     products = 0.0
-    blocks = 0.0
+    decays = 0.0
     scores = 0.0
     boundary_bytes = 0
     chunk_bytes = 0
-    for form in forms:
-        states = form.forms.states
-        aval = states[0].aval
-        itemsize = aval.dtype.itemsize
-        elements = len(states) * jaxprs.elements(aval.shape)
-        k = form.forms.size[form.forms.contracted or 0]
-        v = form.width
-        batch = elements // (k * v)
-        queries = sum(any(t.operand in states for t in row.terms) for row in form.rows)
-        solved = len(form.solved)
-        keys = len(form.known) + solved
-        vectors = queries + keys
-        pairs = queries * keys * steps**2
-
-        # Products of matrices, slower the smaller they are.
-        operations = 2 * vectors * steps * k * v + 2 * pairs * (k + v)
-        operations += 2 * (solved * steps) ** 2 * v
-        side = (steps * k * v) ** (1 / 3)
-        slowdown = 1 + CHUNKS.half_rate_side / side
-        runs = CHUNKS.passes * count * batch
-        products += runs * operations * slowdown / machine.product_rate
+    for cost in [_FormCost.of(form, steps) for form in forms]:
+        runs = CHUNKS.passes * count * cost.batch
+        products += runs * cost.operations * cost.slowdown / machine.product_rate
         if has_slow_scores:
-            scores += runs * pairs * CHUNKS.functions_per_score * machine.function
-        if form.decays_along_k:
-            moved_bytes = vectors * math.log2(steps) * batch * steps * k * itemsize
-            blocks += CHUNKS.moves_per_doubling * count * moved_bytes / machine.cache_rate
-
-        # Of a step and head the scores, rows, and the inverse are saved.
-        saved_elements = queries * keys * steps + solved * (v + solved * steps)
-        boundary_bytes += count * elements * max(itemsize, 4)
-        boundary_bytes += 4 * count * steps * batch * saved_elements
-        chunk_bytes += 8 * vectors * batch * steps * (k + v) * 4
+            scores += runs * cost.pairs * CHUNKS.functions_per_score * machine.function
+        decays += CHUNKS.moves_per_doubling * count * cost.moved_bytes / machine.cache_rate
+        boundary_bytes += count * cost.boundary_bytes
+        chunk_bytes += cost.chunk_bytes
     kernels = count * CHUNKS.kernels
     if batched:
         kernels = CHUNKS.preparation_kernels + count * CHUNKS.batched_kernels
     writing = boundary_bytes / machine.write_rate
+    reading = machine.reading(boundary_bytes, boundary_bytes)
     terms = (
         ("products", products),
-        ("decays", blocks),
+        ("decays", decays),
         ("scores", scores),
         ("calls", kernels * machine.call + count * machine.trip),
-        ("stacks of states", writing + machine.reading(boundary_bytes, boundary_bytes)),
+        ("stacks of states", writing + reading),
     )
-    seconds = sum(seconds for _, seconds in terms)
-    return Estimate(seconds, boundary_bytes + chunk_bytes, terms)
+    return _sum(terms, boundary_bytes + chunk_bytes)

@@ -1,34 +1,72 @@
-"""Linear maps that are computed in products, or step by step where a result of the products is not finite.
+"""Results and linear maps of products, each with a fallback step by step where a result of the products is not finite.
 
-The tangents of a chunk are such a map, and so is its transpose, the reverse pass. Products of cotangents with rows of a
+The tangents of a chunk are a linear map, and so is its transpose, the reverse pass. Products of cotangents with rows of a
 chunk are no values of the recurrence, so they may overflow where the gradients of the recurrence do not. `linear_p` is a
-primitive, so that JAX differentiates, transposes and batches both ways of a map together, and each result is checked.
+primitive, so that JAX differentiates, transposes and batches both ways of a map together, and each result is checked:
+
+        products(residuals, moving) ---> all finite? --yes--> results
+        steps(residuals, moving) <----------no
+
+A custom JVP rule could not check cotangents: JAX transposes the equations of its tangents, and a condition on a tangent is
+not linear.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn.jaxprs.jax_internals import Primitive, ad, batching, calling, jaxpr_as_fun, mlir, traced
-from jrnn.jaxprs.tangents import pushed
+from jrnn.jaxprs.tangents import is_smooth, pushed
 from jrnn.loops.affine.rounds import all_finite
+
+Arrays = Sequence[Array]
+ArrayFn = Callable[..., Arrays]
+BatchAxes = Sequence[int | None]
 
 linear_p = Primitive("checked_linear_map")
 linear_p.multiple_results = True
 
 
-def traced_with(fn: Callable, operands: Sequence[Any]) -> Any:
+def are_finite(results: Arrays) -> Array:
+    """Returns True if all floating-point arrays are finite. The check has no tangents."""
+    return all_finite([jax.lax.stop_gradient(x) for x in results if is_smooth(x)])
+
+
+def or_else(
+    good: Array,
+    results: Any,
+    fallback: Callable[..., Any],
+    operands: Arrays,
+) -> Any:
+    """Returns the results if they are good, and otherwise `fallback(*operands)`: only one of both is computed."""
+
+    def as_they_are(results: Any, operands: Arrays) -> Any:
+        return results
+
+    def again(results: Any, operands: Arrays) -> Any:
+        return fallback(*operands)
+
+    return jax.lax.cond(good, as_they_are, again, results, operands)
+
+
+def traced_with(fn: ArrayFn, operands: Arrays) -> Any:
     """Returns a function of arrays like the operands as a closed jaxpr."""
     return traced(fn, list(map(jax.typeof, operands)))
 
 
 def linear_map(
-    products: Any, steps: Any, good: Any, residuals: Sequence[Any], moving: Sequence[Any]
-) -> list[Any]:
+    products: Any,
+    steps: Any,
+    good: Array,
+    residuals: Arrays,
+    moving: Arrays,
+) -> Arrays:
     """Returns `products(*residuals, *moving)`, or `steps(...)` if `good` is False or a result is not finite.
 
     Args:
@@ -39,86 +77,137 @@ def linear_map(
     return _bind(good, [*residuals, *moving], products, steps, len(moving))
 
 
-def _bind(good: Any, operands: Sequence[Any], products: Any, steps: Any, count: int) -> list[Any]:
-    return linear_p.bind(good, *operands, products=products, steps=steps, count=count)
+def _bind(
+    good: Array,
+    operands: Arrays,
+    products: Any,
+    steps: Any,
+    count: int,
+) -> Arrays:
+    results: list[Array] = linear_p.bind(
+        good,
+        *operands,
+        products=products,
+        steps=steps,
+        count=count,
+    )
+    return results
 
 
 @linear_p.def_impl
-def _impl(good: Any, *operands: Any, products: Any, steps: Any, count: int) -> list[Any]:
+def _impl(
+    good: Array,
+    *operands: Array,
+    products: Any,
+    steps: Any,
+    count: int,
+) -> Arrays:
     results = calling(products)(*operands)
     good = good & all_finite(results)
-    return jax.lax.cond(
-        good,
-        lambda results, _: results,
-        lambda _, operands: calling(steps)(*operands),
-        results,
-        operands,
-    )
+    checked: list[Array] = or_else(good, results, calling(steps), operands)
+    return checked
 
 
-linear_p.def_abstract_eval(lambda good, *operands, products, steps, count: products.out_avals)
-mlir.register_lowering(linear_p, mlir.lower_fun(_impl, multiple_results=True))
+@linear_p.def_abstract_eval
+def _types(
+    good: Any,
+    *operands: Any,
+    products: Any,
+    steps: Any,
+    count: int,
+) -> list[Any]:
+    return products.out_avals
 
 
-def _rewritten(
-    closed: Any, rewrite: Callable[[Callable], Callable], operands: Sequence[Any]
-) -> Any:
+def _rewritten(closed: Any, rewrite: Callable[[ArrayFn], ArrayFn], operands: Arrays) -> Any:
     return traced_with(rewrite(jaxpr_as_fun(closed)), operands)
 
 
+def _moving(tangents: Sequence[Any]) -> list[int]:
+    """Returns the positions of the tangents that are not zero."""
+    return [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+
+
 def _jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, products: Any, steps: Any, count: int
-) -> tuple[list[Any], list[Any]]:
+    primals: Arrays,
+    tangents: Sequence[Any],
+    *,
+    products: Any,
+    steps: Any,
+    count: int,
+) -> tuple[list[Array], list[Array]]:
     good, *operands = primals
-    argnums = [i for i, t in enumerate(tangents[1:]) if type(t) is not ad.Zero]
+    argnums = _moving(tangents[1:])
     moving = [tangents[1 + i] for i in argnums]
-
-    def tangents_of(fn: Callable) -> Callable:
-        return lambda *args: pushed(fn, args[: len(operands)], argnums, args[len(operands) :])[1]
-
     arguments = [*operands, *moving]
-    both = (_rewritten(closed, tangents_of, arguments) for closed in (products, steps))
-    return _bind(good, operands, products, steps, count), _bind(good, arguments, *both, len(moving))
+
+    def with_tangents(fn: ArrayFn) -> ArrayFn:
+        def tangents_of(*args: Array) -> Arrays:
+            values = args[: len(operands)]
+            tangents = args[len(operands) :]
+            return pushed(fn, values, argnums, tangents)[1]
+
+        return tangents_of
+
+    results = _bind(good, operands, products, steps, count)
+    products = _rewritten(products, with_tangents, arguments)
+    steps = _rewritten(steps, with_tangents, arguments)
+    return results, _bind(good, arguments, products, steps, len(moving))
 
 
 def _transpose(
-    cotangents: Sequence[Any], good: Any, *operands: Any, products: Any, steps: Any, count: int
-) -> list[Any | None]:
+    cotangents: Sequence[Any],
+    good: Array,
+    *operands: Any,
+    products: Any,
+    steps: Any,
+    count: int,
+) -> list[Array | None]:
     residuals = operands[:-count]
     moving = operands[-count:]
-    cotangents = [ad.instantiate_zeros(ct) for ct in cotangents]
-    is_needed = [ad.is_undefined_primal(m) for m in moving]
-    avals = [m.aval if w else jax.typeof(m) for m, w in zip(moving, is_needed)]
-
-    def transpose_of(fn: Callable) -> Callable:
-        def of(*args: Any) -> list[Any]:
-            fixed = args[: len(residuals)]
-            back = jax.linear_transpose(lambda *moving: fn(*fixed, *moving), *avals)(
-                list(args[len(residuals) :])
-            )
-            return [ct for ct, w in zip(back, is_needed) if w]
-
-        return of
-
+    cotangents = list(map(ad.instantiate_zeros, cotangents))
+    is_needed = list(map(ad.is_undefined_primal, moving))
+    types = []
+    for m, needed in zip(moving, is_needed):
+        types.append(m.aval if needed else jax.typeof(m))
     arguments = [*residuals, *cotangents]
-    both = (_rewritten(closed, transpose_of, arguments) for closed in (products, steps))
-    results = iter(_bind(good, arguments, *both, len(cotangents)))
-    return [None] * (1 + len(residuals)) + [next(results) if w else None for w in is_needed]
+
+    def transposed(fn: ArrayFn) -> ArrayFn:
+        def cotangents_of(*args: Array) -> Arrays:
+            residuals_here = args[: len(residuals)]
+            cotangents_here = list(args[len(residuals) :])
+            linear = functools.partial(fn, *residuals_here)
+            results = jax.linear_transpose(linear, *types)(cotangents_here)
+            return [ct for ct, needed in zip(results, is_needed) if needed]
+
+        return cotangents_of
+
+    products = _rewritten(products, transposed, arguments)
+    steps = _rewritten(steps, transposed, arguments)
+    results = iter(_bind(good, arguments, products, steps, len(cotangents)))
+    of_moving = [next(results) if needed else None for needed in is_needed]
+    return [None] * (1 + len(residuals)) + of_moving
 
 
 def _batched(
-    args: Sequence[Any], axes: Sequence[Any], *, products: Any, steps: Any, count: int
-) -> tuple[Any, Any]:
-    (good, *operands), (of_good, *operand_axes) = args, axes
-    good = good if of_good is None else jnp.all(good)
-    both = (
-        _rewritten(closed, lambda fn: jax.vmap(fn, tuple(operand_axes)), operands)
-        for closed in (products, steps)
-    )
-    results = _bind(good, operands, *both, count)
+    args: Arrays,
+    axes: BatchAxes,
+    *,
+    products: Any,
+    steps: Any,
+    count: int,
+) -> tuple[list[Array], list[int]]:
+    good, *operands = args
+    if axes[0] is not None:
+        good = jnp.all(good)
+    over_axes = functools.partial(jax.vmap, in_axes=tuple(axes[1:]))
+    products = _rewritten(products, over_axes, operands)
+    steps = _rewritten(steps, over_axes, operands)
+    results = _bind(good, operands, products, steps, count)
     return results, [0] * len(results)
 
 
+mlir.register_lowering(linear_p, mlir.lower_fun(_impl, multiple_results=True))
 ad.primitive_jvps[linear_p] = _jvp
 ad.primitive_transposes[linear_p] = _transpose
 batching.primitive_batchers[linear_p] = _batched
@@ -131,28 +220,30 @@ hidden_p.multiple_results = True
 
 
 @hidden_p.def_impl
-def hidden(*operands: Any, program: Any) -> list[Any]:
+def hidden(*operands: Array, program: Any) -> Arrays:
     """Returns the results of a closed jaxpr."""
-    return calling(program)(*operands)
+    results: list[Array] = calling(program)(*operands)
+    return results
 
 
-hidden_p.def_abstract_eval(lambda *operands, program: program.out_avals)
-mlir.register_lowering(hidden_p, mlir.lower_fun(hidden, multiple_results=True))
+@hidden_p.def_abstract_eval
+def _types_of_hidden(*operands: Any, program: Any) -> list[Any]:
+    return program.out_avals
 
 
-def _hidden_jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, program: Any
-) -> tuple[list[Any], list[Any]]:
-    argnums = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+def _hidden_jvp(primals: Arrays, tangents: Sequence[Any], *, program: Any) -> tuple[Arrays, Arrays]:
+    argnums = _moving(tangents)
     return pushed(jaxpr_as_fun(program), primals, argnums, [tangents[i] for i in argnums])
 
 
-def _hidden_batched(args: Sequence[Any], axes: Sequence[Any], *, program: Any) -> tuple[Any, Any]:
-    results = hidden_p.bind(
-        *args, program=_rewritten(program, lambda fn: jax.vmap(fn, tuple(axes)), args)
-    )
+def _hidden_batched(
+    args: Arrays, axes: BatchAxes, *, program: Any
+) -> tuple[list[Array], list[int]]:
+    over_axes = functools.partial(jax.vmap, in_axes=tuple(axes))
+    results = hidden_p.bind(*args, program=_rewritten(program, over_axes, args))
     return results, [0] * len(results)
 
 
+mlir.register_lowering(hidden_p, mlir.lower_fun(hidden, multiple_results=True))
 ad.primitive_jvps[hidden_p] = _hidden_jvp
 batching.primitive_batchers[hidden_p] = _hidden_batched

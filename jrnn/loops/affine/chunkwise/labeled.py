@@ -1,13 +1,18 @@
 """Arrays whose axes have labels, and the factors of a form as such arrays.
 
-A label is a number (`terms.py`), "T" (the step that reads), "S" (the step that wrote) or "N" (the length of blocks).
+A label is a number (`terms.py`), "T" (the step that reads), "S" (the step that wrote) or "N" (the length of blocks). The
+formula of a chunk has axes of batches, heads, keys and values, of which a factor may lack any: a decay of each head alone
+has the labels T and H. Labels say which axes meet, so that no function of a chunk counts axes:
+
+        times([decay [T, H], key [T, B, H, K]])  ->  [T, B, H, K]
+        dot(query [T, B, H, K], key [S, B, H, K], [B, H, T, S])  ->  scores
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +25,7 @@ from jrnn.jaxprs import Env, Var
 from jrnn.loops.affine.terms import Factor, Term, factors_of
 
 Label = int | str
+Labels = tuple[Label, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,34 +33,59 @@ class Labeled:
     """An array, and the label of each of its axes."""
 
     array: Array
-    labels: tuple[Label, ...]
+    labels: Labels
+
+    def axes(self, labels: Iterable[Label]) -> tuple[int, ...]:
+        """Returns the axes that have these labels."""
+        return tuple(map(self.labels.index, labels))
 
     def along(self, labels: Sequence[Label]) -> Array:
         """Returns the array with these axes, of size 1 where it has none."""
-        order = [self.labels.index(l) for l in labels if l in self.labels]
-        sizes = dict(zip(self.labels, self.array.shape))
-        return jnp.transpose(self.array, order).reshape([sizes.get(l, 1) for l in labels])
+        order = self.axes(l for l in labels if l in self.labels)
+        size = dict(zip(self.labels, self.array.shape))
+        shape = [size.get(l, 1) for l in labels]
+        return jnp.transpose(self.array, order).reshape(shape)
 
-    def full(self, labels: Sequence[Label], size: dict[Label, int]) -> Array:
+    def full(self, labels: Sequence[Label], size: Mapping[Label, int]) -> Array:
         """Returns the array with these axes, repeated along the axes that it does not have."""
-        return jnp.broadcast_to(self.along(labels), [size[l] for l in labels])
+        return jnp.broadcast_to(self.along(labels), jaxprs.take(size, labels))
 
     def renamed(self, old: Label, new: Label) -> Labeled:
         """Returns the array with another label for one of its axes."""
-        return Labeled(self.array, tuple(new if l == old else l for l in self.labels))
+        labels = tuple(new if l == old else l for l in self.labels)
+        return Labeled(self.array, labels)
+
+    def at_first(self, labels: Collection[Label]) -> Labeled:
+        """Returns the array at the first index of some of its axes, without these axes."""
+        index = tuple(0 if l in labels else slice(None) for l in self.labels)
+        return Labeled(self.array[index], without(self.labels, labels))
 
     def map(self, fn: Callable[[Array], Array]) -> Labeled:
         return Labeled(fn(self.array), self.labels)
 
 
-def union(arrays: Iterable[Labeled], last: Sequence[Label] = ()) -> tuple[Label, ...]:
+Product = Labeled | None  # None stands for what changes nothing: 1 in a product, 0 in a sum
+
+
+def without(labels: Iterable[Any], others: Collection[Any]) -> Labels:
+    """Returns the labels, without some others, in their order."""
+    return tuple(l for l in labels if l not in others)
+
+
+def union(arrays: Iterable[Labeled], last: Sequence[Label] = ()) -> Labels:
     """Returns all labels of the arrays, sorted, with those in `last` at the end."""
-    all_labels = {l for a in arrays for l in a.labels}
-    first = sorted(all_labels.difference(last), key=lambda label: (isinstance(label, str), label))
+    all_labels: set[Label] = set()
+    for a in arrays:
+        all_labels.update(a.labels)
+
+    def key(label: Label) -> tuple[bool, Label]:
+        return isinstance(label, str), label  # numbers first
+
+    first = sorted(all_labels.difference(last), key=key)
     return (*first, *(l for l in last if l in all_labels))
 
 
-def elementwise(fn: Callable[[Array, Array], Array], arrays: Iterable[Labeled | None]) -> Any:
+def elementwise(fn: Callable[[Array, Array], Array], arrays: Iterable[Product]) -> Any:
     """Joins arrays element by element. None stands for what changes nothing, and is the result if there is nothing else."""
     operands = [a for a in arrays if a is not None]
     if len(operands) < 2:
@@ -71,19 +102,23 @@ times = functools.partial(elementwise, operator.mul)
 plus = functools.partial(elementwise, operator.add)
 
 
-def dot(a: Labeled, b: Labeled, out: Sequence[Label], precision: Any) -> Labeled:
+def dot(
+    a: Labeled,
+    b: Labeled,
+    out: Sequence[Label],
+    precision: Any,
+) -> Labeled:
     """Returns the product of two arrays, summed over the labels that are not in `out`, whose axes are those of `out`."""
-    kept = {*out}
     shared = [l for l in a.labels if l in b.labels]
-    a = sum_over(a, [l for l in a.labels if l not in kept.union(shared)])
-    b = sum_over(b, [l for l in b.labels if l not in kept.union(shared)])
-    batch = [l for l in shared if l in kept]
-    over = [l for l in shared if l not in kept]
-    contracted_axes = (tuple(map(a.labels.index, over)), tuple(map(b.labels.index, over)))
-    batch_axes = (tuple(map(a.labels.index, batch)), tuple(map(b.labels.index, batch)))
+    a = sum_over(a, without(a.labels, {*out, *shared}))
+    b = sum_over(b, without(b.labels, {*out, *shared}))
+    over = without(shared, out)
+    batch = without(shared, over)
+    contracted_axes = (a.axes(over), b.axes(over))
+    batch_axes = (a.axes(batch), b.axes(batch))
     numbers = (contracted_axes, batch_axes)
     product = jaxprs.product(a.array, b.array, numbers, precision, a.array.dtype)
-    labels = (*batch, *(l for l in a.labels + b.labels if l not in shared))
+    labels = (*batch, *without(a.labels + b.labels, shared))
     labels_of_out = tuple(l for l in out if l in labels)
     return Labeled(Labeled(product, labels).along(labels_of_out), labels_of_out)
 
@@ -92,8 +127,8 @@ def sum_over(a: Labeled, over: Sequence[Label]) -> Labeled:
     """Returns the array summed over labels."""
     if not over:
         return a
-    remaining = tuple(l for l in a.labels if l not in over)
-    return Labeled(jnp.sum(a.array, axis=tuple(map(a.labels.index, over))), remaining)
+    array = jnp.sum(a.array, axis=a.axes(over))
+    return Labeled(array, without(a.labels, over))
 
 
 @dataclass(frozen=True)
@@ -116,6 +151,9 @@ class Factors:
     contracted: int
     precision: Any
 
+    def number(self, value: float) -> Labeled:
+        return Labeled(jnp.asarray(value, self.dtype), ())
+
     def evaluate(self, factor: Factor) -> Labeled:
         """Returns the value of a factor. Its parts are evaluated once each, and before it."""
         values: dict[Factor, Labeled] = {}
@@ -128,14 +166,13 @@ class Factors:
         if factor.kind == "sum":
             products = []
             for term in factor.operand:
-                product = self._times_sign([values[f] for f in term.factors], term.sign)
+                product = self._times_sign(jaxprs.take(values, term.factors), term.sign)
                 products.append(product or self._one())
             return plus(products)
         if isinstance(factor.operand, tuple):
-            return self._contraction(factor, [values[f] for f in factor.operand])
+            return self._contraction(factor, jaxprs.take(values, factor.operand))
         is_stacked = jaxprs.is_in(factor.operand, self.stacked)
-        values_of = self.stacked if is_stacked else self.env
-        array = jaxprs.value(values_of, factor.operand)
+        array = jaxprs.value(self.stacked if is_stacked else self.env, factor.operand)
         # An axis without a label is read at an index.
         index = factor.index or (0,) * len(factor.labels)
         for axis in reversed(range(len(index))):
@@ -148,16 +185,17 @@ class Factors:
         array = array.astype(self.dtype)
         if factor.kind == "reciprocal":
             array = 1 / array
-        labels = tuple(self.find(l) for l in factor.labels if l is not None)
-        return Labeled(array, ("T", *labels) if is_stacked else labels)
+        labels: Any = map(self.find, without(factor.labels, (None,)))
+        return Labeled(array, ("T", *labels) if is_stacked else tuple(labels))
 
-    def product(self, factors: Sequence[Factor], sign: int = 1) -> Labeled | None:
+    def product(self, factors: Iterable[Factor], sign: int = 1) -> Product:
         """Returns the product of factors, or None if it is 1."""
-        return self._times_sign([self.evaluate(f) for f in factors], sign)
+        return self._times_sign(list(map(self.evaluate, factors)), sign)
 
-    def _times_sign(self, values: Sequence[Labeled], sign: int) -> Labeled | None:
-        minus = [Labeled(jnp.asarray(-1, self.dtype), ())] if sign < 0 else []
-        product: Labeled | None = times([*minus, *values])
+    def _times_sign(self, values: Sequence[Labeled], sign: int) -> Product:
+        if sign < 0:
+            values = [self.number(-1), *values]
+        product: Product = times(values)
         return product
 
     def value(self, term: Term) -> Labeled:
@@ -170,16 +208,18 @@ class Factors:
     def _contraction(self, factor: Factor, values: Sequence[Labeled]) -> Labeled:
         """Returns the product of values, summed over K."""
         if not values:
-            return Labeled(jnp.asarray(self.contracted, self.dtype), ())
+            return self.number(self.contracted)
         *others, last = values
         remaining = {"T", *map(self.find, factor.labels)}
         out = [l for l in union(values) if l in remaining]
         if not others:
-            return sum_over(last, [l for l in last.labels if l not in out])
+            return sum_over(last, without(last.labels, out))
         return dot(times(others), last, out, self.precision)
 
 
 def variables(terms: Iterable[Term]) -> list[Var]:
     """Returns the variables that the factors of terms read, in their order."""
-    factors = factors_of(factor for term in terms for factor in term.factors)
-    return list(dict.fromkeys(jaxprs.variables(f.operand for f in factors)))
+    factors: list[Factor] = []
+    for term in terms:
+        factors += term.factors
+    return list(dict.fromkeys(jaxprs.variables(f.operand for f in factors_of(factors))))
