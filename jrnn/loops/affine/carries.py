@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from jrnn import jaxprs
@@ -185,16 +185,7 @@ def part_of(
     new = jaxprs.take(loop.carry_out, carries)
     available = ChainMap(known, stacked, dict.fromkeys(carry))
     eqns, used = jaxprs.Leading(loop.eqns).to([*ys, *new, *read], available.__contains__)
-    inputs = [v for v in used if v not in carry]
-    return replace(
-        loop,
-        eqns=tuple(eqns),
-        consts=tuple(v for v in inputs if v in known),
-        carry=tuple(carry),
-        xs=tuple(v for v in inputs if v in stacked),
-        carry_out=tuple(new),
-        ys=tuple(ys),
-    )
+    return loop.part(carries, eqns, ys, used, known, stacked)
 
 
 # Solving groups of carries for all steps -------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ Passes are functions from `Loop` to `Loop`. Variables, atoms (variables or liter
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -175,6 +175,38 @@ class Loop:
             else:
                 add(eqn)
         return self.with_eqns([*eqns.values()], [named(names, a) for a in self.outputs])
+
+    def part(
+        self,
+        carries: Iterable[int],
+        eqns: Iterable[Eqn],
+        ys: Iterable[Atom],
+        read: Iterable[Var],
+        consts: Collection[Var],
+        xs: Collection[Var],
+    ) -> Loop:
+        """Returns the loop of some carries. What it reads of other values become its constants and inputs.
+
+        Args:
+            carries: the positions of the carries.
+            eqns: the equations that compute them, and `ys`.
+            ys: the outputs.
+            read: the values that these read, each once.
+            consts: the values that are constants of the part.
+            xs: other values, which are inputs of the part.
+        """
+        carries = list(carries)
+        carry = [self.carry[i] for i in carries]
+        others = [v for v in read if v not in carry]
+        return replace(
+            self,
+            eqns=tuple(eqns),
+            consts=tuple([v for v in others if v in consts]),
+            carry=tuple(carry),
+            xs=tuple([v for v in others if v in xs and v not in consts]),
+            carry_out=tuple([self.carry_out[i] for i in carries]),
+            ys=tuple(ys),
+        )
 
     def with_eqns(self, eqns: Sequence[Eqn], outputs: Sequence[Atom]) -> Loop:
         """Returns the loop with other equations and outputs, without what is dead."""

@@ -40,11 +40,6 @@ def is_spread(eqn: Eqn) -> bool:
     return eqn.primitive.name == "broadcast_in_dim"
 
 
-def is_none(eqn: Eqn) -> bool:
-    """Selects no equation."""
-    return False
-
-
 @dataclass(frozen=True)
 class Moves:
     """What may leave a loop. Contractions, lookups, solvers and draws are named by their first result.
@@ -134,7 +129,7 @@ def accumulated(
 
 
 def vars_to_hoist(
-    loop: Loop, facts: Dependences, also_hoist: Selects, moves: Moves | None
+    loop: Loop, facts: Dependences, also_hoist: Selects | None, moves: Moves | None
 ) -> list[Var]:
     """Returns what to compute for all steps before the loop: contractions, and what follows without growing."""
     chosen: dict[Var, None] = {}
@@ -149,7 +144,7 @@ def vars_to_hoist(
             and _bytes(eqn.outvars) <= _bytes(operands)
             and not primitives.is_view(eqn)
         )
-        if may_hoist or follows or also_hoist(eqn):
+        if may_hoist or follows or (also_hoist is not None and also_hoist(eqn)):
             chosen.update(dict.fromkeys(eqn.outvars))
     return list(chosen)
 

@@ -22,15 +22,17 @@ What an equation depends on decides where it may run:
 for a loop. An equation that moves makes others worth moving: what follows from it without growing, and what leads to it, as
 long as the loop does not have to stack more (`moves.py`).
 
-There is one way to divide a loop (`divide`) and one way to run the parts (`SplitLoop.run`). What to move differs:
+There is one way to divide a loop (`divide`), which makes the residual loop by `Loop.part`, and one way to run the parts
+(`SplitLoop.run`). What moves is chosen by three callers:
 
 - `split`: what pays, which the strategies compare by costs (`strategies/try_split.py`);
 - `split_around_carry`: all but what is between the old and the new carry, for the chunks of accelerators;
 - the kernel for CPUs: what it cannot run (`kernels/native/program.py`).
 
-Three places only select or rewrite by the same analysis, because JAX differentiates what they make or because their loops
-are other ones: `canonical/invariants.py` and `canonical/lookups.py`, `canonical/random_keys.py`, and the groups of carries
-that are solved one after the other (`affine/carries.py`).
+Others need the analysis or `Loop.part` alone. `canonical/invariants.py` and `canonical/lookups.py` rewrite a loop that JAX
+differentiates, and must keep its outputs; `canonical/random_keys.py` makes two loops; groups of carries that are solved one
+after the other add to one set of stacked values (`affine/carries.py`); the kernel for affine loops computes a part of the
+step itself, for tiles of steps (`kernels/native/affine_call.py`).
 
 The limits. A value that crosses the border of the residual loop is stacked, [T, ...]: it costs memory, and time to write
 and to read. A reverse loop that recomputes values (`Loop.recomputes`) stacks the operands of contractions alone: the caller
@@ -57,7 +59,6 @@ from jrnn.loops.passes.moves import (
     Selects,
     Vars,
     accumulated,
-    is_none,
     is_spread,
     vars_to_hoist,
     vars_to_sink,
@@ -176,7 +177,7 @@ def over_time(eqns: Sequence[Eqn], outs: Sequence[Var], env: Env, stacked: Env) 
 
 def split(
     loop: Loop,
-    also_hoist: Selects = is_none,
+    also_hoist: Selects | None = None,
     contract: Contract = dot_as_written,
     moves: Moves | None = None,
     joins_parts: bool = False,
@@ -277,15 +278,7 @@ def divide(
     carry_out = [loop.carry_out[i] for i in positions]
     body, _ = jaxprs.needed(eqns, [*carry_out, *ys], available.union(carry), effects=True)
     read = dict.fromkeys([*jaxprs.free_variables(body), *jaxprs.variables(carry_out)])
-    residual = replace(
-        loop,
-        eqns=tuple(body),
-        consts=tuple(v for v in read if v in const),
-        carry=tuple(carry),
-        xs=tuple(v for v in read if v in available and v not in const),
-        carry_out=tuple(carry_out),
-        ys=tuple(ys),
-    )
+    residual = loop.part(positions, body, ys, read, const, available)
     if strict_passes.value:
         residual.verify()
 

@@ -86,7 +86,7 @@ class View:
 
     def transposed(self, order: Sequence[int]) -> View:
         row = None if self.row is None else list(order).index(self.row)
-        return replace(self, dims=tuple(self.dims[a] for a in order), row=row)
+        return replace(self, dims=tuple([self.dims[a] for a in order]), row=row)
 
     def sliced(self, starts: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> View:
         dims = []
@@ -120,7 +120,7 @@ class View:
                 if len(joined) > 1:
                     raise Unsupported("a reshape moves elements")
                 stride = joined[0][1] if joined else 0
-                dims += _strided([shape[a] for a in new], stride)
+                dims += dense([shape[a] for a in new], stride)
         return replace(self, dims=tuple(dims), row=row)
 
     def as_rows(self, axis: int | None, width: int, row: int | None, offset: int = 0) -> View:
@@ -130,7 +130,7 @@ class View:
 
     def start_at(self, indices: Iterable[int], axes: Iterable[int]) -> int:
         """Returns where the elements at some indices of some axes begin."""
-        return self.offset + sum(i * self.dims[a][1] for i, a in zip(indices, axes))
+        return self.offset + sum([i * self.dims[a][1] for i, a in zip(indices, axes)])
 
     def _row_after_reshape(
         self, old: Sequence[int], new: Sequence[int], shape: Sequence[int]
@@ -188,22 +188,17 @@ def has_stride(dims: Sequence[tuple[int, int]], *strides: int) -> bool:
     return not joined or (len(joined) == 1 and joined[0][1] in strides)
 
 
-def dense(shape: Sequence[int]) -> Dims:
-    """Returns the axes of an array without gaps.
+def dense(shape: Sequence[int], stride: int = 1) -> Dims:
+    """Returns axes without gaps between them, where the last one has a stride.
 
     >>> dense((2, 3))
     ((2, 3), (3, 1))
     """
-    return tuple(_strided(shape, 1))
-
-
-def _strided(shape: Sequence[int], stride: int) -> list[tuple[int, int]]:
-    """Returns axes without gaps between them, where the last one has a stride."""
     dims = []
     for n in reversed(shape):
         dims.append((n, stride))
         stride *= n
-    return dims[::-1]
+    return tuple(reversed(dims))
 
 
 @dataclass(frozen=True)

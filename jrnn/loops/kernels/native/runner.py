@@ -236,41 +236,41 @@ def _kernel_seconds(
     Its constants are `costs.constants.NativeKernelCosts`.
     """
     costs = NATIVE_KERNEL
+    rows = program.rows
     itemsize = program.dtype.itemsize
     wide = itemsize / 4
-    steps = program.parts.loop.length
-    others = [o for stage in program.stages for o in stage if o.matrix is None]
+    panel = _PANEL_BYTES[instruction_set] // itemsize if rows > 1 else 1
 
-    # Products, and the reading of their matrices.
-    size = _matrix_bytes(program.products, program)
-    panel = _PANEL_BYTES[instruction_set] // itemsize if program.rows > 1 else 1
+    # Products.
     flops = 0
     partial_panels = 0
+    unpacked = []  # one row reads a matrix as it is, if its columns are contiguous
     for product in program.products:
         width = -(-product.width // panel) * panel
-        flops += 2 * program.rows * width * product.depth
+        flops += 2 * rows * width * product.depth
         partial_panels += width > product.width
+        if rows == 1 and product.matrix.dims[1][1] == 1:
+            unpacked.append(product)
+
+    # Other operations.
+    others = [o for stage in program.stages for o in stage if o.matrix is None]
+    elements = sum([_seconds_of_element(o, machine) * _read_width(o) for o in others])
+    reductions = len([o for o in others if o.kind in _REDUCTIONS])
+    kernels = costs.stage_kernels * len(program.stages) + costs.instruction_kernels * len(others)
+    kernels += costs.row_kernels * rows * (partial_panels + reductions)
+
+    # Products read their matrices, which are packed once.
+    size = _matrix_bytes(program.products, program)
+    packed_bytes = size - _matrix_bytes(unpacked, program)
     computing = flops * wide / (costs.product_speedup * machine.product_rate)
     reading = size / machine.cache_rate
+    products = max(computing, reading)
     if size > costs.far_caches * machine.core_cache_bytes:
         products = computing + reading
-    else:
-        products = max(computing, reading)
-
-    # Stages, instructions and rows.
-    reductions = sum(o.kind in _REDUCTIONS for o in others)
-    kernels = costs.stage_kernels * len(program.stages) + costs.instruction_kernels * len(others)
-    kernels += costs.row_kernels * program.rows * (partial_panels + reductions)
-
-    # Elements, and the matrices that are packed once: one row reads a matrix as it is, if its columns are contiguous.
-    elements = sum(_seconds_of_element(o, machine) * _read_width(o) for o in others)
-    unpacked = []
-    if program.rows == 1:
-        unpacked = [o for o in program.products if o.matrix.dims[1][1] == 1]
-    packed_bytes = size - _matrix_bytes(unpacked, program)
+    steps = program.parts.loop.length
     return {
         "products": steps * products,
-        "elements": steps * elements * program.rows * wide,
+        "elements": steps * elements * rows * wide,
         "calls": (costs.call_kernels + steps * kernels) * machine.kernel,
         "packing": costs.packing_per_read * packed_bytes / machine.read_rate,
     }
