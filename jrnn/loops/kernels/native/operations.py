@@ -84,9 +84,13 @@ class View:
     def shape(self) -> tuple[int, ...]:
         return tuple([n for n, _ in self.dims])
 
+    def axes(self, axes: Iterable[int]) -> Dims:
+        """Returns the size and the stride of some axes."""
+        return tuple([self.dims[a] for a in axes])
+
     def transposed(self, order: Sequence[int]) -> View:
         row = None if self.row is None else list(order).index(self.row)
-        return replace(self, dims=tuple([self.dims[a] for a in order]), row=row)
+        return replace(self, dims=self.axes(order), row=row)
 
     def sliced(self, starts: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> View:
         dims = []
@@ -116,7 +120,7 @@ class View:
                 row = self._row_after_reshape(old, new, shape)
                 dims += [self.dims[self.row] if a == row else (1, 0) for a in new]
             else:
-                joined = collapsed([self.dims[a] for a in old])
+                joined = collapsed(self.axes(old))
                 if len(joined) > 1:
                     raise Unsupported("a reshape moves elements")
                 stride = joined[0][1] if joined else 0

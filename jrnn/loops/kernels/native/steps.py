@@ -246,46 +246,43 @@ class Collector:
 
     def product(self, eqn: Eqn, left: NativeOperand, right: NativeOperand) -> Results:
         """Adds the products of rows with a constant matrix: one for each head and each free index of a row."""
-        left_is_matrix = isinstance(left, View) and left.array in self.constants
-        right_is_matrix = isinstance(right, View) and right.array in self.constants
-        is_uniform = isinstance(left, Uniform) or isinstance(right, Uniform)
-        if is_uniform or not (left_is_matrix or right_is_matrix):
+        operands = (left, right)
+        are_matrices = [isinstance(v, View) and v.array in self.constants for v in operands]
+        if not any(are_matrices) or any(isinstance(v, Uniform) for v in operands):
             raise Unsupported("it multiplies two values that both change from step to step")
         out_aval = eqn.outvars[0].aval
         if eqn.params.get("preferred_element_type") not in (None, out_aval.dtype):
             raise Unsupported("a product accumulates in another type")
 
         contracted, batch = eqn.params["dimension_numbers"]
-        sides = [(left, contracted[0], batch[0]), (right, contracted[1], batch[1])]
+        sides = list(zip(operands, contracted, batch))
+        right_is_matrix = are_matrices[1]
         if not right_is_matrix:
             sides.reverse()
         (rows, sums, heads), (matrix, down, matrix_heads) = sides
         rows = self.floats(rows)
         free = _other_axes(rows, (*sums, *heads))
-        columns = _other_axes(matrix, (*down, *matrix_heads))
+        columns = matrix.axes(_other_axes(matrix, (*down, *matrix_heads)))
         axis = self._free_row_axis(rows, free, "a product adds rows up")
 
         # The elements of a row that are added up must be contiguous.
-        if not has_stride([rows.dims[a] for a in sums], 1):
+        if not has_stride(rows.axes(sums), 1):
             first = [] if axis is None else [axis]
             order = [*first, *heads, *(a for a in free if a != axis), *sums]
             axis = None if axis is None else 0
             rows = self.copied(rows.transposed(order), axis)
-            heads = list(map(order.index, heads))
-            free = list(map(order.index, free))
-            sums = list(map(order.index, sums))
+            heads, free, sums = ([order.index(a) for a in axes] for axes in (heads, free, sums))
 
-        depth = collapsed([matrix.dims[a] for a in down])
-        width = collapsed([matrix.dims[a] for a in columns])
-        size = elements_of(rows.dims[a] for a in sums)
+        depth = collapsed(matrix.axes(down))
+        width = collapsed(columns)
+        size = elements_of(rows.axes(sums))
         if len(depth) > 1 or len(width) > 1 or not sums or size < 2:
             raise Unsupported("the kernel has no product of this form")
 
         others = [*heads, *free]
         row = None if axis is None else others.index(axis)
-        shape = [rows.dims[a][0] for a in others] + [matrix.dims[a][0] for a in columns]
-        out = self.new(shape, row)
-        counts = shape[: len(others)]
+        counts = [n for n, _ in rows.axes(others)]
+        out = self.new([*counts, *(n for n, _ in columns)], row)
         if row is not None:
             counts[row] = 1
         if math.prod(counts) > _MAX_PRODUCTS:
@@ -293,19 +290,18 @@ class Collector:
 
         out_axis = None if axis is None else 0
         rows_axis = None if rows.row is None else 0
-        columns_count = math.prod(shape[len(others) :])
         matrix_dims = (depth[0], *(width or [(1, 1)]))
         for at in itertools.product(*map(range, counts)):
             part = rows.as_rows(axis, size, rows_axis, rows.start_at(at, others))
-            target = out.as_rows(row, columns_count, out_axis, out.start_at(at, range(len(at))))
+            start = out.start_at(at, range(len(at)))
+            target = out.as_rows(row, elements_of(columns), out_axis, start)
             part_matrix = View(matrix.array, matrix_dims, matrix.start_at(at, matrix_heads))
             self.operations.append(Operation("product", target, [part], out_axis, part_matrix))
 
         if not right_is_matrix:  # the result has the axes of the matrix first
             n = len(heads)
-            out_axes = range(len(shape))
-            order = [*out_axes[:n], *out_axes[len(others) :], *out_axes[n : len(others)]]
-            out = out.transposed(order)
+            axes = [*range(len(out.dims))]
+            out = out.transposed([*axes[:n], *axes[len(others) :], *axes[n : len(others)]])
         assert out.shape == tuple(out_aval.shape)
         return [out]
 
