@@ -97,7 +97,11 @@ def uncertainty(estimate: Estimate, baseline: Estimate) -> float:
 
 
 def bounds_of(
-    original: Loop, loop: Loop, baseline: Estimate, options: Options, provenance: Provenance
+    original: Loop,
+    loop: Loop,
+    baseline: Estimate,
+    options: Options,
+    provenance: Provenance,
 ) -> Bounds:
     """Returns what candidates for a loop may use, and must gain.
 
@@ -138,7 +142,10 @@ def allowed_bytes(loop: Loop) -> float:
 
 
 def _bytes_around_loop(
-    loop: Loop, options: Options, provenance: Provenance, baseline: Estimate
+    loop: Loop,
+    options: Options,
+    provenance: Provenance,
+    baseline: Estimate,
 ) -> tuple[int, int]:
     """Returns the bytes of stacked arrays that a reverse loop reads, and the extra bytes of JAX's own reverse loop.
 

@@ -131,7 +131,13 @@ class Costs(NamedTuple):
         """Returns True if XLA makes one kernel of a loop of these equations, none of which is a call."""
         return 2 * (self.read_bytes + self.written_bytes) < machine.one_kernel_bytes
 
-    def terms(self, machine: Machine, steps: int, size: float, times: int) -> Terms:
+    def terms(
+        self,
+        machine: Machine,
+        steps: int,
+        size: float,
+        times: int,
+    ) -> Terms:
         """Returns the time for arrays of `steps` steps, `size` bytes in all, which are computed `times` times."""
         moved = machine.reading(self.read_bytes, size) + machine.writing(self.written_bytes, size)
         calls = times * (self.calls + self.kernels * machine.kernel)
@@ -202,7 +208,12 @@ class Estimator:
     def sizes(self, variables: Iterable[Var]) -> int:
         return sum(map(self.size, variables))
 
-    def part(self, eqns: Sequence[Eqn], outs: Iterable[Atom], all_steps: bool = False) -> Costs:
+    def part(
+        self,
+        eqns: Sequence[Eqn],
+        outs: Iterable[Atom],
+        all_steps: bool = False,
+    ) -> Costs:
         """Returns what equations cost, evaluated for one step, or for many steps together.
 
         Args:
@@ -216,7 +227,12 @@ class Estimator:
             self._parts[key] = self._part(eqns, set(read), all_steps)
         return self._parts[key]
 
-    def _part(self, eqns: Sequence[Eqn], outputs: set[Var], all_steps: bool) -> Costs:
+    def _part(
+        self,
+        eqns: Sequence[Eqn],
+        outputs: set[Var],
+        all_steps: bool,
+    ) -> Costs:
         facts = self._facts_of(eqns)
         arrays = self._arrays(facts, outputs, set(jaxprs.results(eqns)))
         sources = Sources()
@@ -269,7 +285,10 @@ class Estimator:
         )
 
     def _arrays(
-        self, facts: Sequence[EquationFacts], outputs: set[Var], computed: set[Var]
+        self,
+        facts: Sequence[EquationFacts],
+        outputs: set[Var],
+        computed: set[Var],
     ) -> set[Var]:
         """Returns the results of equations that are written to memory."""
         arrays = outputs & computed
@@ -336,7 +355,12 @@ class Estimator:
             return seconds * EQUATIONS.word_operations
         return seconds
 
-    def _call_seconds(self, eqn: Eqn, all_steps: bool, in_place: bool) -> float:
+    def _call_seconds(
+        self,
+        eqn: Eqn,
+        all_steps: bool,
+        in_place: bool,
+    ) -> float:
         """Returns the time of what is not fused, at one step, or for one of many steps together."""
         if primitives.is_kind(eqn, "lookup", "update"):
             return indexing_seconds(eqn, all_steps, in_place, self.machine)

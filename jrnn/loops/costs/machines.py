@@ -76,7 +76,11 @@ class Machine(NamedTuple):
 
 def quiet(machine: Machine) -> Machine:
     """Returns the machine inside of a kernel, where nothing is called."""
-    return machine._replace(call=0.0, kernel=0.0, trip=machine.elementwise_trip)
+    return machine._replace(
+        call=0.0,
+        kernel=0.0,
+        trip=machine.elementwise_trip,
+    )
 
 
 # CPUs -------------------------------------------------------------------------------------------------------------------

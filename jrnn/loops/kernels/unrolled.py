@@ -29,7 +29,12 @@ class _State(NamedTuple):
 
 
 def run_unrolled(
-    loop: Loop, size: int, consts: Values, init: Values, xs: Values, length: int
+    loop: Loop,
+    size: int,
+    consts: Values,
+    init: Values,
+    xs: Values,
+    length: int,
 ) -> Results:
     """Runs a loop `size` steps an iteration, and the steps that remain one by one.
 
@@ -50,7 +55,13 @@ def run_unrolled(
 
 
 def _run_iterations(
-    loop: Loop, size: int, end: int, consts: Values, xs: Values, state: _State, length: int
+    loop: Loop,
+    size: int,
+    end: int,
+    consts: Values,
+    xs: Values,
+    state: _State,
+    length: int,
 ) -> _State:
     """Runs iterations of `size` steps each up to a step, counted in the order in which they run."""
 
@@ -73,7 +84,11 @@ def _run_iterations(
 
 
 def _iteration(
-    loop: Loop, size: int, consts: Values, carry: Values, rows: Values
+    loop: Loop,
+    size: int,
+    consts: Values,
+    carry: Values,
+    rows: Values,
 ) -> tuple[Values, list[Array]]:
     """Runs the steps of an iteration, from the rows of inputs to the rows of outputs, [S, ...]."""
     step = calling(loop.closed())

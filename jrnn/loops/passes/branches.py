@@ -97,7 +97,10 @@ class _Branches:
 
 
 def _with_operands(
-    program: Program, branch: int, others: Sequence[int], operands: Sequence[tuple[int, Atom]]
+    program: Program,
+    branch: int,
+    others: Sequence[int],
+    operands: Sequence[tuple[int, Atom]],
 ) -> ClosedJaxpr:
     """Returns a branch that returns some of its results, and then the operands of the products of all branches."""
     outs = jaxprs.take(program.outvars, others)

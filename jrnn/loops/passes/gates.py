@@ -59,7 +59,12 @@ def slice_operands(loop: Loop) -> Loop:
     cuts = axis_slices(loop.eqns)
     sums = jaxprs.producers(filter(_is_sum, loop.eqns))
 
-    def part(atom: Atom, cut: AxisSlice, env: Env, depth: int = 0) -> Array:
+    def part(
+        atom: Atom,
+        cut: AxisSlice,
+        env: Env,
+        depth: int = 0,
+    ) -> Array:
         """Returns `atom[cut.lo:cut.hi]`; `atom` may have size one along the axis."""
         if jaxprs.is_in(atom, sums) and depth < _MAX_SUM_DEPTH:
             eqn = sums[atom]

@@ -155,7 +155,12 @@ class StackedCarries:
     carries: int
 
     def adapt(
-        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
+        self,
+        run: RunLoop,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Length,
     ) -> Results:
         stacks = []
         for positions in self.stacked:
@@ -250,7 +255,12 @@ def _is_view(eqn: Eqn) -> bool:
     return primitives.is_view(eqn) or eqn.primitive.name in ("concatenate", "convert_element_type")
 
 
-def _by_parts(eqn: Eqn, left: Array, parts: int, env: Env) -> Array:
+def _by_parts(
+    eqn: Eqn,
+    left: Array,
+    parts: int,
+    env: Env,
+) -> Array:
     """Multiplies the first `parts` of a stack [G, B, N, H] with the parts of a constant matrix, and adds the products."""
     (_, (axis,)), (batch, _) = eqn.params["dimension_numbers"]
     dtype = eqn.outvars[0].aval.dtype

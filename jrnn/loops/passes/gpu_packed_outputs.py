@@ -28,7 +28,12 @@ class PackedStacks:
     stacks: int
 
     def adapt(
-        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
+        self,
+        run: RunLoop,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Length,
     ) -> Results:
         last, packed = run(consts, init, xs, length)
         ys: list[Any] = [None] * self.stacks

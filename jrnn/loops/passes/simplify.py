@@ -53,8 +53,18 @@ def compose_views(loop: Loop) -> Loop:
             if base.aval.shape == out.aval.shape:
                 names[out] = base
                 continue
-            params = dict(new_sizes=out.aval.shape, dimensions=None, sharding=None)
-            eqns.append(eqn.replace(primitive=jax.lax.reshape_p, invars=[base], params=params))
+            params = dict(
+                new_sizes=out.aval.shape,
+                dimensions=None,
+                sharding=None,
+            )
+            eqns.append(
+                eqn.replace(
+                    primitive=jax.lax.reshape_p,
+                    invars=[base],
+                    params=params,
+                )
+            )
         elif not cuts or None in parts:
             operands = [named(names, a) for a in eqn.invars]
             eqns.append(jaxprs.with_operands(eqn, operands))
@@ -94,7 +104,12 @@ def _slice(eqn: Eqn, cut: AxisSlice, out: Var) -> Eqn:
         limit_indices=tuple(jaxprs.replaced(shape, [cut.axis], [cut.hi])),
         strides=(1,) * len(shape),
     )
-    return eqn.replace(primitive=jax.lax.slice_p, invars=[cut.of], outvars=[out], params=params)
+    return eqn.replace(
+        primitive=jax.lax.slice_p,
+        invars=[cut.of],
+        outvars=[out],
+        params=params,
+    )
 
 
 def _reshapes(eqn: Eqn) -> bool:

@@ -227,7 +227,12 @@ class _TimeSums:
             return None
         return jaxprs.take(self.stacked, join.invars)
 
-    def _contraction(self, eqn: Eqn, dtype: DType, swap: bool = False) -> Array:
+    def _contraction(
+        self,
+        eqn: Eqn,
+        dtype: DType,
+        swap: bool = False,
+    ) -> Array:
         """Returns the sum over time of a dot: contracts time together with the dot's own axes."""
         operands = eqn.invars
         axes, batch = eqn.params["dimension_numbers"]
@@ -273,7 +278,10 @@ def accumulator_dtype(dtype: Any) -> Any:
 
 
 def linear_region(
-    v: Atom, producers: Producers, stop: Collection[Var], names: Collection[str] = ("add_any",)
+    v: Atom,
+    producers: Producers,
+    stop: Collection[Var],
+    names: Collection[str] = ("add_any",),
 ) -> tuple[list[Eqn], list[Atom]] | None:
     """Returns the linear equations that a sum of `v` moves through, and the contractions and values where it ends.
 
@@ -318,7 +326,10 @@ def _pays(v: Atom, producers: Producers, free: Collection[Var]) -> bool:
 
 
 def _operands(
-    v: Atom, producers: Producers, stacked: Collection[Var], contractions_only: bool
+    v: Atom,
+    producers: Producers,
+    stacked: Collection[Var],
+    contractions_only: bool,
 ) -> list[Var]:
     """Returns what the sum of a value reads: operands of contractions and, unless `contractions_only`, other values."""
     above = linear_region(v, producers, stacked)
@@ -363,7 +374,11 @@ def _after_time(axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def dot_as_written(
-    lhs: Array, rhs: Array, axes: ContractedAxes, precision: Any, preferred_element_type: Any
+    lhs: Array,
+    rhs: Array,
+    axes: ContractedAxes,
+    precision: Any,
+    preferred_element_type: Any,
 ) -> Array:
     """Contracts `axes` of two stacks [T, ...], time among them, with `lax.dot_general` without batch axes."""
     return jax.lax.dot_general(
@@ -376,7 +391,11 @@ def dot_as_written(
 
 
 def dot_smaller_first(
-    lhs: Array, rhs: Array, axes: ContractedAxes, precision: Any, preferred_element_type: Any
+    lhs: Array,
+    rhs: Array,
+    axes: ContractedAxes,
+    precision: Any,
+    preferred_element_type: Any,
 ) -> Array:
     """Contracts as `dot_as_written` does, with the operands in the order that XLA:CPU computes faster.
 
@@ -409,7 +428,12 @@ class WideSums:
     narrow: tuple[Any, ...]
 
     def adapt(
-        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
+        self,
+        run: RunLoop,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Length,
     ) -> Results:
         wide_init = list(map(jnp.asarray, init, self.wide))
         last, ys = run(consts, wide_init, xs, length)

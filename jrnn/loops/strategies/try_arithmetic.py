@@ -87,7 +87,13 @@ class Arithmetic:
     kernel_blockers: tuple[str, ...]
     fits_kernel_limit: bool
 
-    def run(self, consts: Values, init: Values, xs: Values, length: Length) -> Results:
+    def run(
+        self,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Length,
+    ) -> Results:
         return self.loop.run(consts, init, xs, length)
 
     def estimate(self, estimator: Estimator) -> Estimate:

@@ -56,7 +56,13 @@ class Unrolled:
     size: int
     why: str = ""
 
-    def run(self, consts: Values, init: Values, xs: Values, length: Length) -> Results:
+    def run(
+        self,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Length,
+    ) -> Results:
         from jrnn.loops.kernels.unrolled import run_unrolled
 
         return run_unrolled(self.loop, self.size, consts, init, xs, length)
@@ -86,7 +92,13 @@ class InBlocks:
     def loop(self) -> Loop:
         return self.affine.step.loop
 
-    def run(self, consts: Values, init: Values, xs: Values, length: Length) -> Results:
+    def run(
+        self,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Length,
+    ) -> Results:
         return self.affine.run(consts, init, xs, length)
 
     def estimate(self, estimator: Estimator) -> Estimate:

@@ -21,7 +21,13 @@ _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
 
 
-def threefry2x32(eqn: Eqn, first: Array, second: Array, x: Array, y: Array) -> Values:
+def threefry2x32(
+    eqn: Eqn,
+    first: Array,
+    second: Array,
+    x: Array,
+    y: Array,
+) -> Values:
     """Threefry of two words with 20 rounds.
 
     J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.

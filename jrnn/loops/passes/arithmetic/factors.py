@@ -41,12 +41,16 @@ def cholesky(eqn: Eqn, a: Operand) -> Values:
 
     def add_column(j: Operand, state: Pair) -> Pair:
         factor, failed = state  # the columns so far are rows here
-        rest = row(across, j) - (factor * column(factor, j).conj()).reduced(-2)
+        known = factor * column(factor, j).conj()
+        rest = row(across, j) - known.reduced(-2)
         pivot = column(rest, j).real
         # On the diagonal LAPACK has no imaginary part, and infinity, not NaN.
         root = pivot.sqrt().astype(a.dtype)
-        new = where(columns > j, rest / root, where(columns == j, root, 0))
-        return with_part(factor, new, j), failed | (pivot <= 0)  # LAPACK allows NaN
+        below = rest / root
+        on_diagonal = where(columns == j, root, 0)
+        new = where(columns > j, below, on_diagonal)
+        fails = pivot <= 0  # LAPACK allows NaN
+        return with_part(factor, new, j), failed | fails
 
     none = Operand(lax.full((*a.shape[:-2], 1, 1), False))
     factor, failed = repeated(a.shape[-1], add_column, (a.full(0), none))
@@ -58,7 +62,8 @@ def lu(eqn: Eqn, a: Operand) -> Values:
     """The LU factorization with the pivots that LAPACK chooses: the first of the largest elements of a column."""
     factorize = _few_rows if a.shape[-2] <= _MAX_SELECTED_ROWS else _eliminated
     a, pivots = factorize(a)
-    return [a, pivots.reshape(*pivots.shape[:-1]), _order(pivots, a.shape[-2])]
+    order = _order(pivots, a.shape[-2])
+    return [a, pivots.reshape(*pivots.shape[:-1]), order]
 
 
 def _few_rows(a: Operand) -> Pair:
@@ -84,9 +89,11 @@ def _few_rows(a: Operand) -> Pair:
             rows[i] = where(at == i, first, other)
         pivot = block(rows[k], every, here)
         for i in below:
-            factor = _divided(block(rows[i], every, here), pivot)
-            reduced = where(columns == k, factor, rows[i])
-            rows[i] = where(columns > k, rows[i] - factor * rows[k], reduced)
+            own = block(rows[i], every, here)
+            factor = _divided(own, pivot)
+            with_factor = where(columns == k, factor, rows[i])
+            reduced = rows[i] - factor * rows[k]
+            rows[i] = where(columns > k, reduced, with_factor)
         pivots.append(at)
     return concatenate(rows, -2), concatenate(pivots, -2)
 
@@ -100,16 +107,25 @@ def _eliminated(a: Operand) -> Pair:
 
     def eliminate(k: Operand, state: Pair) -> Pair:
         a, pivots = state
+        # The first of the largest elements that remain in the column.
         length = where(rows >= k, _length(column(a, k)), -1)
         largest = length.reduced(-2, lax.reduce_max)
-        at = where(length == largest, rows, m).reduced(-2, lax.reduce_min)
+        places = where(length == largest, rows, m)
+        at = places.reduced(-2, lax.reduce_min)
         at = where(at == m, k, at)  # NaN
+
+        # Its row is exchanged with row k.
         is_pivot = rows == at
         chosen = where(is_pivot, a, 0).reduced(-2)
         a = where(is_pivot, row(a, k), a)
+
+        # The rows below are reduced.
         factors = _divided(column(a, k), column(chosen, k))
-        reduced = where(columns > k, a - factors * chosen, where(columns == k, factors, a))
-        a = where(rows > k, reduced, where(rows == k, chosen, a))
+        eliminated = a - factors * chosen
+        with_factors = where(columns == k, factors, a)
+        reduced = where(columns > k, eliminated, with_factors)
+        above = where(rows == k, chosen, a)
+        a = where(rows > k, reduced, above)
         return a, with_part(pivots, at, k)
 
     none = Operand(lax.full((*a.shape[:-2], size, 1), 0, np.int32))
@@ -138,7 +154,8 @@ def _order(pivots: Operand, size: int) -> Operand:
         mine = block(order, slice(k, k + 1), slice(None))
         is_pivot = rows == at
         chosen = where(is_pivot, order, 0).reduced(-2)
-        order = where(rows == k, chosen, where(is_pivot, mine, order))
+        exchanged = where(is_pivot, mine, order)
+        order = where(rows == k, chosen, exchanged)
     return order.reshape(*order.shape[:-1])
 
 
@@ -153,7 +170,7 @@ def qr(eqn: Eqn, a: Operand) -> Values:
 
     def reduce(k: Operand, state: Triple) -> Triple:
         a, vectors, factors = state
-        # NaN above these rows is none of this reflection's
+        # NaN above these rows is none of this reflection's.
         top = row(a, k)
         rest = where(rows > k, a, 0)
         x = column(rest, k)
@@ -163,29 +180,41 @@ def qr(eqn: Eqn, a: Operand) -> Values:
         trivial = below == 0
         if a.is_complex:
             trivial &= first.imag == 0
+
+        # The vector v and the factor tau of the reflection 1 - tau v v^H, which makes the column beta in row k alone.
         norm = ((first * first.conj()).real + below).sqrt()
-        beta = where(trivial, first.real, where(first.real >= 0, -norm, norm)).astype(a.dtype)
-        tau = where(trivial, 0, (beta - first) / where(beta == 0, 1, beta))
+        with_sign = where(first.real >= 0, -norm, norm)
+        beta = where(trivial, first.real, with_sign).astype(a.dtype)
+        divisor = where(beta == 0, 1, beta)
+        tau = where(trivial, 0, (beta - first) / divisor)
         scale = where(trivial, 0, 1 / (first - beta))
         v = where(rows == k, 1, x * scale)
-        reflected = a - v * (tau.conj() * (top + scale.conj() * products))
-        a = where((rows >= k) & (columns >= k) & ~trivial, reflected, a)
+
+        # The rows and columns that remain are reflected.
+        along_v = top + scale.conj() * products
+        reflected = a - v * (tau.conj() * along_v)
+        remains = (rows >= k) & (columns >= k) & ~trivial
+        a = where(remains, reflected, a)
         return a, with_part(vectors, v, k, -1), with_part(factors, tau, k)
 
     def reflect(i: Operand, q: Operand) -> Operand:
         k = size - 1 - i
         v = column(vectors, k)
-        reflected = q - v * (row(factors, k) * (v.conj() * q).reduced(-2))
+        along_v = (v.conj() * q).reduced(-2)
+        reflected = q - v * (row(factors, k) * along_v)
         # The other columns are zero in these rows.
-        return where((rows >= k) & (indices(q.shape, -1) >= k), reflected, q)
+        remains = (rows >= k) & (indices(q.shape, -1) >= k)
+        return where(remains, reflected, q)
 
     across = m if eqn.params["full_matrices"] else size
     no_factors = Operand(lax.full((*a.shape[:-2], size, 1), 0, a.dtype))
     q = Operand(lax.full((*a.shape[:-2], m, across), 0, a.dtype))
     no_vectors = block(a, slice(None), slice(size)).full(0)
     a, vectors, factors = repeated(size, reduce, (a, no_vectors, no_factors))
-    q = repeated(size, reflect, where(indices(q.shape, -2) == indices(q.shape, -1), 1, q))
-    return [q, block(where(rows <= columns, a, 0), slice(across), slice(None))]
+    is_diagonal = indices(q.shape, -2) == indices(q.shape, -1)
+    q = repeated(size, reflect, where(is_diagonal, 1, q))
+    upper = where(rows <= columns, a, 0)
+    return [q, block(upper, slice(across), slice(None))]
 
 
 RULES = {

@@ -163,12 +163,22 @@ def column(a: Operand, k: Operand | Number) -> Operand:
     return _part(a, k, -1, (*a.shape[:-1], 1))
 
 
-def _part(a: Operand, k: Operand | Number, axis: int, shape: Sequence[int]) -> Operand:
+def _part(
+    a: Operand,
+    k: Operand | Number,
+    axis: int,
+    shape: Sequence[int],
+) -> Operand:
     starts = _starts(a, k, axis)
     return Operand(lax.dynamic_slice(a.array, starts, shape, allow_negative_indices=False))
 
 
-def with_part(a: Operand, part: Operand, k: Operand | Number, axis: int = -2) -> Operand:
+def with_part(
+    a: Operand,
+    part: Operand,
+    k: Operand | Number,
+    axis: int = -2,
+) -> Operand:
     """Returns the matrices with other rows (axis -2) or columns (axis -1) from one on, whose number is in range."""
     starts = _starts(a, k, axis)
     updated = lax.dynamic_update_slice(a.array, part.array, starts, allow_negative_indices=False)

@@ -58,7 +58,8 @@ def _ordinal(v: Array) -> Array:
     bits = lax.bitcast_convert_type(v, f"int{size}")
     sign = lax.shift_right_arithmetic(bits, lax.full_like(bits, size - 1))
     largest = np.asarray(jnp.iinfo(bits.dtype).max, bits.dtype)
-    return lax.bitwise_xor(bits, lax.bitwise_and(sign, largest))
+    flipped = lax.bitwise_and(sign, largest)
+    return lax.bitwise_xor(bits, flipped)
 
 
 def _order(keys: Sequence[Operand], descending: bool) -> Array:
@@ -76,7 +77,8 @@ def _order(keys: Sequence[Operand], descending: bool) -> Array:
             nan_a = a != a
             nan_b = b != b
             same |= nan_a & nan_b
-            less |= (nan_b & ~nan_a) if descending else (nan_a & ~nan_b)
+            only_one = (nan_b & ~nan_a) if descending else (nan_a & ~nan_b)
+            less |= only_one
         first = less | (same & first)
     axis = len(shape) - 1
     preceding = lax.reduce_sum(first.astype(np.int32).array, (axis,))
@@ -84,7 +86,12 @@ def _order(keys: Sequence[Operand], descending: bool) -> Array:
     return lax.reduce_sum(where(rank == mine, other, 0).array, (axis,))
 
 
-def scatter(eqn: Eqn, operand: Array, indices: Array, updates: Array) -> Values:
+def scatter(
+    eqn: Eqn,
+    operand: Array,
+    indices: Array,
+    updates: Array,
+) -> Values:
     """A scatter as one scatter for each place, in their order. XLA makes an update of a slice of each."""
     numbers = eqn.params["dimension_numbers"]
     batch = numbers.operand_batching_dims

@@ -89,7 +89,12 @@ def triangular_solve(eqn: Eqn, a: Operand, b: Operand) -> Values:
     return [x if params["left_side"] else transposed(x)]
 
 
-def substitute(a: Operand, b: Operand, lower: bool, unit: bool) -> Operand:
+def substitute(
+    a: Operand,
+    b: Operand,
+    lower: bool,
+    unit: bool,
+) -> Operand:
     """Solves `a x = b` with a triangular matrix; `unit` if its diagonal counts as ones."""
     n = a.shape[-1]
     columns = unstacked(a, -1)

@@ -86,7 +86,10 @@ def _applies(eqn: Eqn, fits: Fits) -> bool:
 
 
 def _rewritten(
-    eqns: Sequence[Eqn], outs: Sequence[Atom], names: Names, fits: Fits
+    eqns: Sequence[Eqn],
+    outs: Sequence[Atom],
+    names: Names,
+    fits: Fits,
 ) -> Iterator[Eqn]:
     """Yields the equations that replace others, and adds to `names` what stands for their results."""
     read = set(jaxprs.variables(outs))

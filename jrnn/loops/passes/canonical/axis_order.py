@@ -37,7 +37,12 @@ class AxisOrder:
     transposed_bytes: int = 0
 
     def adapt(
-        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
+        self,
+        run: RunLoop,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Length,
     ) -> Results:
         last, ys = run(
             [*map(LayoutChange.inward, self.consts, consts)],

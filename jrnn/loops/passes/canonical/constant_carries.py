@@ -37,7 +37,12 @@ class EliminatedCarries:
     reverse: bool
 
     def adapt(
-        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
+        self,
+        run: RunLoop,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Length,
     ) -> Results:
         steps = jnp.arange(length)
         steps = length - 1 - steps if self.reverse else steps
@@ -50,7 +55,10 @@ class EliminatedCarries:
         return jaxprs.replaced(last_values, self._remaining(len(init)), last), list(ys)
 
     def map_inputs(
-        self, consts: Sequence[T], carry: Sequence[T], xs: Sequence[T]
+        self,
+        consts: Sequence[T],
+        carry: Sequence[T],
+        xs: Sequence[T],
     ) -> list[Sequence[T]]:
         """Maps one value for each input of the original loop, such as its name, to one for each of the rewritten loop."""
         counters = [carry[i] for i, _ in self.counters]
@@ -92,7 +100,12 @@ def eliminate_carries(loop: Loop) -> tuple[Loop, EliminatedCarries | None]:
     form = EliminatedCarries(tuple(constants), tuple(counters), loop.reverse)
     consts, carry, xs = map(tuple, form.map_inputs(loop.consts, loop.carry, loop.xs))
     _, carry_out, _ = form.map_inputs((), loop.carry_out, ())
-    smaller = replace(loop, consts=consts, carry=carry, xs=xs)
+    smaller = replace(
+        loop,
+        consts=consts,
+        carry=carry,
+        xs=xs,
+    )
     return smaller.with_eqns(loop.eqns, [*carry_out, *loop.ys]), form
 
 

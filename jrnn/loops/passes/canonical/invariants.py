@@ -23,7 +23,12 @@ class HoistedInvariants:
     consts: tuple[Var, ...]
 
     def adapt(
-        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
+        self,
+        run: RunLoop,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Length,
     ) -> Results:
         env = dict(zip(self.loop.consts, consts))
         eqns, _ = jaxprs.needed(self.loop.eqns, self.consts, {*self.loop.consts})

@@ -27,7 +27,13 @@ class Lookup:
     index: Var
     axis: int
 
-    def over_time(self, eqns: Sequence[Eqn], env: Env, stacked: Env, length: int) -> Array:
+    def over_time(
+        self,
+        eqns: Sequence[Eqn],
+        env: Env,
+        stacked: Env,
+        length: int,
+    ) -> Array:
         """Returns what it reads at each step, [T, ...]: a slice, if its places follow each other."""
         x = env[self.eqn.invars[0]]
         out = self.eqn.outvars[0]
@@ -67,7 +73,12 @@ class HoistedLookups:
     lookups: tuple[Lookup, ...]
 
     def adapt(
-        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
+        self,
+        run: RunLoop,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Length,
     ) -> Results:
         env = dict(zip(self.loop.consts, consts))
         stacked = dict(zip(self.loop.xs, xs))

@@ -33,7 +33,12 @@ class HoistedKeys:
     xs_read: tuple[Var, ...]
 
     def adapt(
-        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
+        self,
+        run: RunLoop,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Length,
     ) -> Results:
         values = dict(zip(self.loop.inputs, (*consts, *init, *xs)))
         keys = self.key_loop
@@ -87,7 +92,12 @@ def hoist_random_keys(loop: Loop) -> tuple[Loop, HoistedKeys | None]:
     # The other loop, which reads them.
     used = {*jaxprs.free_variables(others), *jaxprs.variables(outs)}
     xs = _among(loop.xs, used)
-    smaller = replace(loop, carry=rest, xs=(*xs, *stacked), carry_out=rest_out)
+    smaller = replace(
+        loop,
+        carry=rest,
+        xs=(*xs, *stacked),
+        carry_out=rest_out,
+    )
     return smaller.with_eqns(others, outs), HoistedKeys(loop, key_loop, xs)
 
 

@@ -200,7 +200,12 @@ def _group_of(eqn: Eqn, cuts: Mapping[Var, AxisSlice], loop: Loop) -> tuple[Any,
     return None, None
 
 
-def _kind(cut: AxisSlice, other: Var, cuts: Mapping[Var, AxisSlice], loop: Loop) -> Any:
+def _kind(
+    cut: AxisSlice,
+    other: Var,
+    cuts: Mapping[Var, AxisSlice],
+    loop: Loop,
+) -> Any:
     """Returns what values that are added to slices have in common; None for a value that is not joined with others."""
     theirs = cuts.get(other)
     if theirs is not None:

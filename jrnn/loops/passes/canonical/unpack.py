@@ -99,7 +99,12 @@ class UnpackedCarries:
     packings: tuple[Packing, ...]
 
     def adapt(
-        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Length
+        self,
+        run: RunLoop,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Length,
     ) -> Results:
         parts: list[Array] = []
         for packing, value in zip(self.packings, init):
@@ -110,7 +115,10 @@ class UnpackedCarries:
         return whole, list(ys)
 
     def map_inputs(
-        self, consts: Sequence[T], carry: Sequence[T], xs: Sequence[T]
+        self,
+        consts: Sequence[T],
+        carry: Sequence[T],
+        xs: Sequence[T],
     ) -> list[Sequence[T]]:
         """Maps one value for each input of the original loop, such as its name, to one for each of the rewritten loop."""
         parts: list[T] = []
@@ -200,7 +208,12 @@ class _CarryUses:
                 return packing
         return whole
 
-    def _packing_along(self, v: Var, out: Var, axis: int) -> Packing | None:
+    def _packing_along(
+        self,
+        v: Var,
+        out: Var,
+        axis: int,
+    ) -> Packing | None:
         """Returns the packing of a carry along an axis, or None if it has to stay whole."""
         divisions = self._divisions_along(axis)
         division = divisions.get(out)
@@ -236,7 +249,10 @@ class _CarryUses:
         return self._divisions[axis]
 
     def _followers(
-        self, carry: Var, axis: int, divisions: Divisions
+        self,
+        carry: Var,
+        axis: int,
+        divisions: Divisions,
     ) -> tuple[set[int], set[Var]] | None:
         """Follows a carry through elementwise equations to the slices that read it.
 
@@ -353,7 +369,12 @@ class _UnpackedStep:
         unpacked: of the other values that are computed in parts.
     """
 
-    def __init__(self, loop: Loop, packings: Sequence[Packing], unpacked: Mapping[Var, Packing]):
+    def __init__(
+        self,
+        loop: Loop,
+        packings: Sequence[Packing],
+        unpacked: Mapping[Var, Packing],
+    ):
         self.loop = loop
         self.packings = packings
         self.packing_of = {**dict(zip(loop.carry, packings)), **unpacked}
@@ -440,7 +461,13 @@ class _UnpackedStep:
         return jnp.asarray(self._whole(atom), atom.aval.dtype)
 
 
-def _sliced_parts(eqn: Eqn, parts: Sequence[Array], packing: Packing, lo: int, hi: int) -> Array:
+def _sliced_parts(
+    eqn: Eqn,
+    parts: Sequence[Array],
+    packing: Packing,
+    lo: int,
+    hi: int,
+) -> Array:
     """Returns a slice of a value whose parts are known."""
     inside = []
     for part, (first, end) in zip(parts, packing.bounds):
@@ -450,7 +477,12 @@ def _sliced_parts(eqn: Eqn, parts: Sequence[Array], packing: Packing, lo: int, h
     return jax.lax.squeeze(value, [packing.axis]) if eqn.primitive.name == "unstack" else value
 
 
-def _sliced(value: Array, lo: int, hi: int, axis: int) -> Array:
+def _sliced(
+    value: Array,
+    lo: int,
+    hi: int,
+    axis: int,
+) -> Array:
     """Returns a part of an array, without an equation if it is the whole one."""
     if (lo, hi) == (0, value.shape[axis]):
         return value
