@@ -1,8 +1,27 @@
 """Estimates of loops: from equations and their shapes to time and temporary memory (`machines.py` has the constants).
 
-The model knows few things. Products run at one rate, or at the rate at which their operands are read. Elementwise equations
-are fused: only what a product, a reduction or the loop itself reads becomes an array. Arrays that fit a cache are read and
-written faster than others. A call of a product, a kernel and a trip of the loop cost a constant.
+The problem: a plan chooses among ways to run a loop before anything is compiled. A loop of T steps, whose step has products
+and other calls p, and other equations, which XLA fuses into kernels k, takes about
+
+    T * ( trip  +  sum over p of (call + max(operations / product_rate, bytes / read_rate))
+                +  sum over k of (kernel + max(time of its elements, bytes / read_rate)) )
+    + bytes of xs and ys / rates of memory
+
+What moves out of the loop is computed for all steps together: its calls and kernels count once and not T times, its products
+are large, and its results are arrays of all steps, which may no longer fit a cache.
+
+           one step                                           all steps
+    call   T * (call + operations / product_rate)             call + T * operations / product_rate
+    bytes  T * bytes / cache_rate                             T * bytes / (cache_rate, or read_rate if T * bytes is large)
+
+So `Costs` counts what equations cost without saying how often, and `Costs.terms` makes times of it. The model knows few
+things. Products run at one rate, or at the rate at which their operands are read. Elementwise equations are fused: only what
+a product, a reduction or the loop itself reads becomes an array. Arrays that fit a cache are read and written faster than
+others. XLA:CPU makes one kernel of a small loop in which nothing is called: then kernels cost nothing.
+
+A time is a sum of terms (`UNCERTAINTIES`), because some are known better than others: what one choice saves must exceed what
+its terms may be off. Doubts: functions that XLA does not vectorize are known for few sizes alone, and copies that XLA makes
+of carries are counted from comparison with its programs, not from its rules.
 
 Invariant: an estimate of a loop split into parts and one of the whole loop count the same equations in the same way, so that
 their difference is what the split changes.
@@ -260,7 +279,7 @@ class Estimator:
                 if writes:
                     kernels += 1
                     written_bytes += fact.out_bytes
-                    kernel_bytes = self.sizes(sources.listed(union))
+                    kernel_bytes = sum(map(self.size, sources.listed(union)))
                     read_bytes += kernel_bytes
                     if views is not sources:
                         kernel_bytes = self.sizes(views.listed(viewed))
@@ -325,35 +344,33 @@ class Estimator:
         return [known[id(eqn)] for eqn in eqns]
 
     def _read(self, eqn: Eqn) -> EquationFacts:
+        """Finds out what is known of an equation."""
         facts = EquationFacts(
             eqn=eqn,
             inputs=jaxprs.inputs(eqn),
             outs=eqn.outvars,
-            out_bytes=self.sizes(eqn.outvars),
+            out_bytes=sum(map(self.size, eqn.outvars)),
             is_call=is_call(eqn),
             reduces=primitives.is_kind(eqn, "reduction"),
         )
-        if not facts.is_call:
-            return facts._replace(
-                seconds=self._in_registers(eqn, element_seconds(eqn, self.machine))
+        if facts.is_call:
+            in_place = primitives.is_kind(eqn, "update") and (
+                jaxprs.is_in(eqn.invars[0], self.carried) or eqn.outvars[0] in self.updates
             )
-        in_place = primitives.is_kind(eqn, "update") and (
-            jaxprs.is_in(eqn.invars[0], self.carried) or eqn.outvars[0] in self.updates
-        )
-        return facts._replace(
-            in_place=in_place,
-            seconds=self._in_registers(eqn, self._call_seconds(eqn, False, in_place)),
-            all_steps_seconds=self._call_seconds(eqn, True, False),
-            call_seconds=call_seconds(eqn, self.machine),
-            all_steps_call_seconds=call_seconds(eqn, self.machine, True),
-            packing_seconds=packing_seconds(eqn, self.moving, self.loop.xs, self.machine),
-        )
-
-    def _in_registers(self, eqn: Eqn, seconds: float) -> float:
-        """Returns the time of an equation, less if it is the round of a generator in a kernel."""
+            facts = facts._replace(
+                in_place=in_place,
+                seconds=self._call_seconds(eqn, False, in_place),
+                all_steps_seconds=self._call_seconds(eqn, True, False),
+                call_seconds=call_seconds(eqn, self.machine),
+                all_steps_call_seconds=call_seconds(eqn, self.machine, True),
+                packing_seconds=packing_seconds(eqn, self.moving, self.loop.xs, self.machine),
+            )
+        else:
+            facts = facts._replace(seconds=element_seconds(eqn, self.machine))
+        # Random words stay in registers inside of a kernel.
         if self._is_fused and any(v.aval.dtype == np.uint32 for v in eqn.outvars):
-            return seconds * EQUATIONS.word_operations
-        return seconds
+            facts = facts._replace(seconds=EQUATIONS.word_operations * facts.seconds)
+        return facts
 
     def _call_seconds(
         self,

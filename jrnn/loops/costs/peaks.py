@@ -189,7 +189,8 @@ class _Body:
                 if v in readers:
                     missing[i] += 1
                     readers[v].append(i)
-            readers.update((v, []) for v in fact.outs)
+            for v in fact.outs:
+                readers[v] = []
 
         def ready(equations: list[int]) -> list[int]:
             """Returns the kernels among equations whose operands are there, and among those that follow from them."""

@@ -42,7 +42,8 @@ class Sources:
         arrays = 0
         for v in operands:
             if v not in self.of:
-                self.of[v] = self.bit(v)
+                self.of[v] = self._bits[v] = 1 << len(self._variables)
+                self._variables.append(v)
             arrays |= self.of[v]
         if not arrays and len(operands) == 1:
             # A value that is computed from nothing, such as a counter, is read itself.

@@ -114,7 +114,7 @@ class Concatenation:
     axis: int
 
     def value(self, env: Env) -> Array:
-        return jax.lax.concatenate([env[v] for v in self.parts], self.axis)
+        return jax.lax.concatenate(jaxprs.take(env, self.parts), self.axis)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,9 +205,10 @@ def _join_run(run: Sequence[Eqn], cuts: dict[Var, AxisSlice]) -> None:
 def _joined_slices(loop: Loop) -> dict[Var, AxisSlice]:
     """Returns all slices of a step, with activations, and sums that are activated, joined over neighboring slices."""
     cuts = axis_slices(loop.eqns)
-    activations = [e for e in loop.eqns if primitives.is_activation(e)]
-    activated = {e.invars[0] for e in activations}
-    _join([e for e in loop.eqns if _is_sum(e) and e.outvars[0] in activated], cuts)
+    activations = list(filter(primitives.is_activation, loop.eqns))
+    sums = jaxprs.producers(filter(_is_sum, loop.eqns))
+    activated = set(jaxprs.free_variables(activations))
+    _join([sums[v] for v in sums if v in activated], cuts)
     _join(activations, cuts)
     return cuts
 
@@ -221,7 +222,7 @@ def prefers_separate_slices(loop: Loop, computed: Collection[Var] = ()) -> bool:
     Sums that a plan computes, `computed`, may as well be arrays of their own.
     """
     cuts = _joined_slices(loop)
-    activations = [e for e in loop.eqns if primitives.is_activation(e)]
+    activations = list(filter(primitives.is_activation, loop.eqns))
     first = _first_results(loop)
     ends: dict[Joined, _Results] = {}
     for eqn in activations:
@@ -232,8 +233,9 @@ def prefers_separate_slices(loop: Loop, computed: Collection[Var] = ()) -> bool:
         return any(isinstance(parts, Var) for parts in ends.values())
     sums = {*computed, *jaxprs.results(filter(_is_sum, loop.eqns))}
     sliced = jaxprs.depends(loop.eqns, [v for v, cut in cuts.items() if cut.of in sums])
-    vectorized = all(e.primitive.name in ("logistic", "tanh") for e in activations)
-    return vectorized and any(jaxprs.any_in(jaxprs.inputs(e), sliced) for e in activations)
+    names = {eqn.primitive.name for eqn in activations}
+    activated = jaxprs.free_variables(activations)
+    return names <= {"logistic", "tanh"} and jaxprs.any_in(activated, sliced)
 
 
 _Results = Var | Literal["several"] | None  # the only result, or whether there are several

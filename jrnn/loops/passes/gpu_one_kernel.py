@@ -98,12 +98,13 @@ def one_kernel_per_stage(loop: Loop, stack: bool = True) -> tuple[Loop, StackedC
         if any(i is not None for i in stage.carried):
             with_stacks.append(stage)
             stacked.update(stage.carried)
-    unstacked = tuple(i for i in range(len(loop.carry)) if i not in stacked)
+    unstacked = tuple(sorted({*range(len(loop.carry))}.difference(stacked)))
+    inputs = (*loop.consts, *jaxprs.take(loop.carry, unstacked))
+    outputs = (*jaxprs.take(loop.carry_out, unstacked), *loop.ys)
 
     def step(*args: Array) -> list[Array]:
         values = iter(args)
-        unstacked_carries = [loop.carry[i] for i in unstacked]
-        env: Env = dict(zip((*loop.consts, *unstacked_carries), values))
+        env: Env = dict(zip(inputs, values))
         for stage in with_stacks:
             whole = next(values)
             for part, i in _carried_parts(stage.carried):
@@ -116,9 +117,7 @@ def one_kernel_per_stage(loop: Loop, stack: bool = True) -> tuple[Loop, StackedC
                 if eqn is stage.product:
                     env[eqn.outvars[0]] = _by_parts(eqn, before, stage.parts, env)
                 elif id(eqn) in halves:
-                    left = env[eqn.invars[0]]
-                    in_halves = jnp.moveaxis(left.reshape(*left.shape[:-1], 2, -1), -2, 0)
-                    env[eqn.outvars[0]] = _by_parts(eqn, in_halves, 2, env)
+                    env[eqn.outvars[0]] = _by_halves(eqn, env)
                 else:
                     jaxprs.evaluate([eqn], env)
             if stage.results:
@@ -126,11 +125,10 @@ def one_kernel_per_stage(loop: Loop, stack: bool = True) -> tuple[Loop, StackedC
             if stage in with_stacks:
                 new_stacks.append(before)
             jaxprs.evaluate(stage.trailing, env)
-        carry = [jaxprs.value(env, loop.carry_out[i]) for i in unstacked]
-        return [*carry, *new_stacks, *(jaxprs.value(env, a) for a in loop.ys)]
+        outs = [jaxprs.value(env, a) for a in outputs]
+        return [*outs[: len(unstacked)], *new_stacks, *outs[len(unstacked) :]]
 
-    avals = [v.aval for v in loop.consts]
-    avals += [loop.carry[i].aval for i in unstacked]
+    avals = [v.aval for v in inputs]
     for stage in with_stacks:
         aval = stage.stacked[0].aval
         avals.append(aval.update(shape=(len(stage.stacked), *aval.shape)))
@@ -167,13 +165,12 @@ class StackedCarries:
             (_, first), *_ = _carried_parts(positions)
             unread = jnp.zeros_like(init[first])
             stacks.append(jnp.stack([unread if i is None else init[i] for i in positions]))
-        carry_in = [init[i] for i in self.unstacked]
-        last, ys = run(consts, [*carry_in, *stacks], xs, length)
+        last, ys = run(consts, [*jaxprs.take(init, self.unstacked), *stacks], xs, length)
         carry = dict(zip(self.unstacked, last))
         for positions, stack in zip(self.stacked, last[len(self.unstacked) :]):
             for part, i in _carried_parts(positions):
                 carry[i] = stack[part]
-        return [carry[i] for i in range(self.carries)], list(ys)
+        return jaxprs.take(carry, range(self.carries)), list(ys)
 
 
 def _carried_parts(positions: Sequence[int | None]) -> Iterator[tuple[int, int]]:
@@ -186,13 +183,15 @@ def _carried_parts(positions: Sequence[int | None]) -> Iterator[tuple[int, int]]
 def _behind_barrier(stage: _Stage, env: Env) -> Array | None:
     """Puts the results of a stage behind a barrier. Makes one stack of the stacked ones, and returns it."""
     others = [v for v in stage.results if v not in stage.stacked]
-    stack = [jnp.stack([env[v] for v in stage.stacked])] if stage.stacked else []
-    *wholes, rest = jax.lax.optimization_barrier((*stack, [env[v] for v in others]))
+    if not stage.stacked:
+        env.update(zip(others, jax.lax.optimization_barrier(jaxprs.take(env, others))))
+        return None
+    stack = jnp.stack(jaxprs.take(env, stage.stacked))
+    stack, rest = jax.lax.optimization_barrier((stack, jaxprs.take(env, others)))
     env.update(zip(others, rest))
-    for whole in wholes:
-        env.update((v, whole[part]) for part, v in enumerate(stage.stacked))
-        return whole
-    return None
+    for part, v in enumerate(stage.stacked):
+        env[v] = stack[part]
+    return stack
 
 
 def _stages(loop: Loop) -> list[_Stage]:
@@ -280,6 +279,13 @@ def _by_parts(
             preferred_element_type=accumulator_dtype(dtype),
         )
         return jnp.sum(each[:parts], axis=0).astype(dtype)
+
+
+def _by_halves(eqn: Eqn, env: Env) -> Array:
+    """Computes a product in two parts of the contracted axis."""
+    left = env[eqn.invars[0]]
+    left = left.reshape(*left.shape[:-1], 2, -1)
+    return _by_parts(eqn, jnp.moveaxis(left, -2, 0), 2, env)
 
 
 def _is_split_k(eqn: Eqn) -> bool:

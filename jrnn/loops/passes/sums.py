@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import jax
@@ -103,7 +104,7 @@ def common_parts(loop: Loop) -> StackedParts:
     read: dict[Var, Sequence[Var]] = {}
     others: set[Var] = set()
     for eqn in loop.eqns:
-        if not all(jaxprs.is_in(a, loop.varying) for a in eqn.invars):
+        if not all(map(jaxprs.is_in, eqn.invars, repeat(loop.varying))):
             continue
         if _is_joined_along_last(eqn):
             joins[eqn.outvars[0]] = eqn.invars

@@ -56,8 +56,9 @@ def _says_nothing(sharding: object) -> bool:
 def reads_array_literals(loop: Loop) -> bool:
     """Returns True for a step with arrays as literals, which would become constants when it is traced again."""
     for eqn in loop.eqns:
-        if any(jaxprs.is_literal(a) and np.ndim(a.val) for a in eqn.invars):
-            return True
+        for a in eqn.invars:
+            if jaxprs.is_literal(a) and np.ndim(a.val):
+                return True
     return False
 
 
