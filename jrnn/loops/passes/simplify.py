@@ -30,8 +30,7 @@ def compose_views(loop: Loop) -> Loop:
 
     Invariant: every value is unchanged, except for the sign of zero where 0 is added.
     """
-    if not any(_is_indirect(eqn, loop.producers) for eqn in loop.eqns):
-        return loop
+    is_composed = False
     names: Names = {}  # values that are renamed
     reshaped: Names = {}  # what reshapes of reshapes read
     ends: dict[Var, list[int]] = {}  # of the parts of concatenations
@@ -50,6 +49,7 @@ def compose_views(loop: Loop) -> Loop:
             base = named(names, eqn.invars[0])
             base = reshaped.get(base, base)
             reshaped[out] = base
+            is_composed |= base is not eqn.invars[0]
             if base.aval.shape == out.aval.shape:
                 names[out] = base
                 continue
@@ -73,12 +73,15 @@ def compose_views(loop: Loop) -> Loop:
                 sizes = [a.aval.shape[axis] for a in eqn.invars]
                 ends[eqn.outvars[0]] = [*itertools.accumulate(sizes)]
         else:
+            is_composed = True
             for v, part in zip(cuts, parts):
                 source = named(names, part.of)
                 if part.size == source.aval.shape[part.axis]:
                     names[v] = source
                 else:
                     eqns.append(_slice(eqn, part._replace(of=source), v))
+    if not is_composed and not names:
+        return loop
     return loop.with_eqns(eqns, [named(names, a) for a in loop.outputs])
 
 
@@ -153,21 +156,6 @@ def _has_precision(eqn: Eqn) -> bool:
     info = jnp.finfo(dtype)
     bits = (eqn.params["exponent_bits"], eqn.params["mantissa_bits"])
     return bits == (info.nexp, info.nmant)
-
-
-def _is_indirect(eqn: Eqn, producers: Mapping[Var, Eqn]) -> bool:
-    """Returns True for a view of a view, a view or operation that changes nothing, and a slice of a concatenation."""
-    if _unchanged(eqn) is not None:
-        return True
-    source = None
-    if eqn.invars and jaxprs.is_in(eqn.invars[0], producers):
-        source = producers[eqn.invars[0]]
-    if _reshapes(eqn):
-        changes_shape = eqn.invars[0].aval.shape != eqn.outvars[0].aval.shape
-        return not changes_shape or (source is not None and _reshapes(source))
-    if source is None or source.primitive.name != "concatenate":
-        return False
-    return bool(axis_slices([eqn]))
 
 
 # Equal equations ------------------------------------------------------------------------------------------------------

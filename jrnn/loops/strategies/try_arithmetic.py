@@ -24,14 +24,14 @@ from jrnn.loops.costs.equation_costs import (
 )
 from jrnn.loops.costs.estimates import Estimate, Estimator, estimate
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, SMALL_LOOP, quiet
-from jrnn.loops.ir import Length, Loop, Results, Values
+from jrnn.loops.ir import Loop
 from jrnn.loops.ir.description import Description, described
 from jrnn.loops.passes import Moves
 from jrnn.loops.passes.arithmetic import draws
 from jrnn.loops.passes.arithmetic.rewrite import RULES, Fits, as_arithmetic, equations
 from jrnn.loops.plan import Candidate
 from jrnn.loops.strategies.context import Context
-from jrnn.loops.strategies.nodes import Split
+from jrnn.loops.strategies.nodes import Split, Steps
 
 NAME = "arithmetic"
 
@@ -70,7 +70,7 @@ _SUBJECTS: dict[primitives.Kind, str] = {
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class Arithmetic(Steps):
     """The node of a loop whose small linear algebra, sorts, scatters or draws are arithmetic.
 
     Attributes:
@@ -81,20 +81,10 @@ class Arithmetic:
         fits_kernel_limit: it accesses so few bytes at a step that XLA makes one kernel, if nothing blocks that.
     """
 
-    loop: Loop
     subjects: tuple[str, ...]
     cost: Estimate
     kernel_blockers: tuple[str, ...]
     fits_kernel_limit: bool
-
-    def run(
-        self,
-        consts: Values,
-        init: Values,
-        xs: Values,
-        length: Length,
-    ) -> Results:
-        return self.loop.run(consts, init, xs, length)
 
     def estimate(self, estimator: Estimator) -> Estimate:
         return self.cost
@@ -155,27 +145,24 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
         if not all(map(jaxprs.is_known, v.aval.shape)):
             return None
     are_too_many = sum(map(_scattered_places, eqns)) > LIMITS.scattered_places
+    order = LIMITS.order
+    with_one_row = True
 
-    def fits(eqn: Eqn, order: int = LIMITS.order) -> bool:
-        return not (are_too_many and _scattered_places(eqn)) and fits_arithmetic(eqn, order)
+    def fits(eqn: Eqn) -> bool:
+        if are_too_many and _scattered_places(eqn):
+            return False
+        return fits_arithmetic(eqn, order) and (with_one_row or not has_one_row(eqn))
 
     is_in_parts = estimator.machine.one_kernel_bytes <= SMALL_LOOP
-    order = LIMITS.order_in_parts if is_in_parts else LIMITS.order
-    for eqn in eqns:
-        if _is_blocker(eqn) and not (eqn.primitive.name in RULES and fits(eqn)):
-            order = LIMITS.order_in_parts
-
-    def fits_in_order(eqn: Eqn) -> bool:
-        return fits(eqn, order)
-
-    def fits_without_one_row(eqn: Eqn) -> bool:
-        return fits(eqn, order) and not has_one_row(eqn)
-
-    written = _written(loop, estimator, fits_in_order)
+    blockers = [eqn for eqn in eqns if _is_blocker(eqn)]
+    if is_in_parts or not all(eqn.primitive.name in RULES and fits(eqn) for eqn in blockers):
+        order = LIMITS.order_in_parts
+    written = _written(loop, estimator, fits)
     if written is None or written.is_one_kernel or not is_in_parts:
         return written
     # XLA before jaxlib 0.12 writes products of one row itself, faster than as arithmetic in a kernel of their own.
-    return _written(loop, estimator, fits_without_one_row)
+    with_one_row = False
+    return _written(loop, estimator, fits)
 
 
 def _written(loop: Loop, estimator: Estimator, fits: Fits) -> Arithmetic | None:
