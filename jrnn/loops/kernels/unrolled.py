@@ -71,10 +71,11 @@ def _run_iterations(
         row = first.astype(jnp.uint32)  # an index that JAX need not compare with 0
         rows = [lax.dynamic_slice(x, _indices(x, row), (size, *x.shape[1:])) for x in xs]
         carry, new_rows = _iteration(loop, size, consts, carry, rows)
+        following = at + size
         written = []
         for y, of_y in zip(ys, new_rows):
             written.append(lax.dynamic_update_slice(y, of_y, _indices(y, row)))
-        return _State(at + size, list(carry), written)
+        return _State(following, list(carry), written)
 
     def is_before_end(state: _State) -> Array:
         return state.at < end
