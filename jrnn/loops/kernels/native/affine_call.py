@@ -13,14 +13,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var
-from jrnn.jaxprs.jax_internals import mesh_axes_type
 from jrnn.loops.affine.reader import read_diagonal
 from jrnn.loops.ir import Loop, Results, Unsupported
 from jrnn.loops.kernels.native import library
@@ -89,17 +86,15 @@ class AffineCall:
         operands = [jnp.asarray(env[v]).astype(step.dtype) for v in program.constants]
         operands += carry
         operands += [stacked[v].astype(step.dtype) for v in program.stacks]
-        # Inside `jax.shard_map`, types have the mesh axes over which a value varies. The results vary as the operands do.
-        axes = mesh_axes_type(*operands)
-        number = jax.ShapeDtypeStruct((), step.dtype, manual_axis_type=axes)
-        stack = jax.ShapeDtypeStruct((length,), step.dtype, manual_axis_type=axes)
         n_numbers = len(carry) + len(sums.inner)
-        types = [number] * n_numbers + [stack] * len(self.outs)
-        out = jax.ffi.ffi_call(library.AFFINE, types)(
-            *operands,
+        shapes = [()] * n_numbers + [(length,)] * len(self.outs)
+        out = library.call(
+            library.AFFINE,
+            operands,
+            [(shape, step.dtype) for shape in shapes],
+            level=self.level,
             program=program.program,
             literals=program.literals,
-            level=np.int64(self.level),
         )
 
         last = dict(zip(step.carries, out))

@@ -7,13 +7,18 @@ import functools
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
+from jax import Array
 
 from jrnn.errors import ScanError
 from jrnn.files import read_text
+from jrnn.jaxprs.jax_internals import mesh_axes_type
 from jrnn.loops.ir import Unsupported, observers
 from jrnn.loops.kernels.native.encoder import FORMAT
 
@@ -69,6 +74,30 @@ def loaded() -> Library:
         observers.warn_once(PATH, reason)
         return Library(reason=reason)
     return Library(names)
+
+
+def call(
+    target: str,
+    operands: Sequence[Array],
+    results: Sequence[tuple[Sequence[int], Any]],
+    level: int,
+    **attributes: Any,
+) -> list[Array]:
+    """Calls a function of the kernel.
+
+    Args:
+        target: its name.
+        operands: its operands.
+        results: the shapes and dtypes of its results.
+        level: the place of the instructions to use in `loaded()`.
+        attributes: what else it reads.
+    """
+    # Inside `jax.shard_map`, types have the mesh axes over which a value varies. The results vary as the operands do.
+    axes = mesh_axes_type(*operands)
+    types = []
+    for shape, dtype in results:
+        types.append(jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=axes))
+    return jax.ffi.ffi_call(target, types)(*operands, **attributes, level=np.int64(level))
 
 
 def require() -> None:

@@ -5,19 +5,16 @@ Shapes: N rows, T time. Of a contraction: R rows of all steps, M and W columns o
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from jrnn import jaxprs
-from jrnn.jaxprs.jax_internals import mesh_axes_type
 from jrnn.loops.costs import estimates
 from jrnn.loops.costs.constants import NATIVE_KERNEL
 from jrnn.loops.costs.estimates import Estimate, Estimator
@@ -70,19 +67,17 @@ class Native:
         residual = program.parts.residual
         carry = [jnp.asarray(v).astype(program.dtype) for v in init]
         operands = [*consts, *carry, *xs]
-        # Inside `jax.shard_map`, types have the mesh axes over which a value varies. The results vary as the operands do.
-        axes = mesh_axes_type(*operands)
-        typed = functools.partial(jax.ShapeDtypeStruct, manual_axis_type=axes)
-        types = [typed(v.aval.shape, program.dtype) for v in residual.carry]
-        types += [typed((length, *y.aval.shape), y.aval.dtype) for y in residual.ys]
-        out = jax.ffi.ffi_call(library.TARGET, types)(
-            *operands,
+        results = [(v.aval.shape, program.dtype) for v in residual.carry]
+        results += [((length, *y.aval.shape), y.aval.dtype) for y in residual.ys]
+        out = library.call(
+            library.TARGET,
+            operands,
+            results,
+            level=self.level,
             program=program.encoded,
             literals=program.literals,
-            level=np.int64(self.level),
             threads=np.int64(self.threads or self.useful_threads()),
         )
-
         last = [value.astype(v.aval.dtype) for value, v in zip(out, residual.carry)]
         return last, out[len(last) :]
 
@@ -214,14 +209,9 @@ def contract(
 
     operands = [lhs.reshape(rows, lhs_columns)]
     operands += [part.reshape(rows, part_columns) for part in parts]
-    out = jax.ShapeDtypeStruct(
-        shape=(lhs_columns, part_columns * len(parts)),
-        dtype=dtype,
-        manual_axis_type=mesh_axes_type(*operands),
-    )
-    threads = max(1, flops // _MIN_FLOPS)
-    call = jax.ffi.ffi_call(library.SUM, out)
-    product = call(*operands, level=np.int64(0), threads=np.int64(threads))
+    shape = (lhs_columns, part_columns * len(parts))
+    threads = np.int64(max(1, flops // _MIN_FLOPS))
+    (product,) = library.call(library.SUM, operands, [(shape, dtype)], level=0, threads=threads)
     return product.reshape(*lhs.shape[count:], *parts[0].shape[count:-1], -1)
 
 
