@@ -33,8 +33,9 @@ _MAX_ESTIMATED = 2_000  # equations that single moves estimate again: bounds the
 
 def try_split(context: Context) -> Sequence[Candidate]:
     """Returns splits of the loop; nothing if a candidate is faster than the part that stays in all of them."""
+    residual_seconds = _residual_seconds(context)
     for candidate in context.candidates:
-        if _beats_every_split(candidate, context):
+        if _beats(candidate, residual_seconds, context):
             return []
     can_leave = context.movable
     moves_by_label = {
@@ -50,7 +51,7 @@ def try_split(context: Context) -> Sequence[Candidate]:
             tried[moves] = _cheapest_tiling(label, moves, context)
     candidates = list(tried.values())
     best, _ = cheapest([context.baseline, *candidates], context.bounds)
-    if _residual_seconds(context) < _seconds_to_beat(best, context):
+    if residual_seconds < _seconds_to_beat(best, context):
         candidates += _selection(tried, can_leave, context)
     return candidates
 
@@ -94,9 +95,9 @@ def _fits(candidate: Candidate, context: Context) -> bool:
     return candidate.estimate.memory <= max_bytes
 
 
-def _beats_every_split(candidate: Candidate, context: Context) -> bool:
+def _beats(candidate: Candidate, residual_seconds: float, context: Context) -> bool:
     """Returns True if even the part that no split can move takes `_CLEARLY_FASTER` times the time of a candidate."""
-    if _CLEARLY_FASTER * candidate.estimate.seconds >= _residual_seconds(context):
+    if _CLEARLY_FASTER * candidate.estimate.seconds >= residual_seconds:
         return False
     chosen, _ = cheapest([context.baseline, candidate], context.bounds)
     return chosen is candidate

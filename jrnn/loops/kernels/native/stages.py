@@ -41,8 +41,9 @@ class _Additions:
 
     def fused(self, operations: Sequence[Operation]) -> list[Operation]:
         for operation in operations:
-            if operation.kind == "add" and len(operation.views) == 2:
-                first, second = operation.views
+            views = operation.views if operation.kind == "add" else []
+            if len(views) == 2:
+                first, second = views
                 if not self._fuse(operation, second, first):
                     self._fuse(operation, first, second)
         return [o for o in operations if o not in self._dropped]
@@ -117,9 +118,10 @@ def schedule(operations: Sequence[Operation], carries: Collection[Array]) -> lis
 def _dependences(operations: Sequence[Operation], carries: set[Array]) -> _Dependences:
     """Returns what each operation waits for."""
     writers = _writers(operations)
+    views = {operation: operation.views for operation in operations}
     readers: dict[Array, list[Operation]] = defaultdict(list)
     for operation in operations:
-        for view in operation.views:
+        for view in views[operation]:
             readers[view.array].append(operation)
 
     dependences: _Dependences = {}
@@ -127,7 +129,7 @@ def _dependences(operations: Sequence[Operation], carries: set[Array]) -> _Depen
         out = operation.out
         needs = dependences[operation] = []
         # It reads what others write, but for the carries, whose old values it reads.
-        for view in operation.views:
+        for view in views[operation]:
             if view.array not in carries:
                 for writer in writers[view.array]:
                     written = writer.out
@@ -136,7 +138,7 @@ def _dependences(operations: Sequence[Operation], carries: set[Array]) -> _Depen
         # It overwrites a carry after all others have read the old value.
         if out.array in carries:
             for reader in readers[out.array]:
-                for view in reader.views:
+                for view in views[reader]:
                     if view.array is out.array and reader is not operation:
                         needs.append(_Dependence(reader, view.is_whole and out.is_whole))
     return dependences
