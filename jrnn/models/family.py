@@ -33,11 +33,23 @@ FIRST = {
 
 
 class Scoped(NamedTuple):
-    """The parameters whose names begin with a prefix, by the rest of their names; and the steps that they are used for."""
+    """Where a part runs: the parameters whose names begin with a prefix, by the rest of their names, and the steps.
+
+    Attributes:
+        params: all parameters of the model.
+        span: the steps.
+        prefix: how the names of the part's own parameters begin.
+        positions: [T, N], counted in each text; None if no part asks for them.
+        embedded: [T, N, D], what the first layer got.
+        shared: what a layer leaves to later ones.
+    """
 
     params: Mapping[str, Array]
     span: Span
     prefix: str = ""
+    positions: Any = None
+    embedded: Any = None
+    shared: Any = None
 
     def __getitem__(self, name: str) -> Array:  # type: ignore[override]
         return self.params[self.prefix + name]
@@ -46,7 +58,7 @@ class Scoped(NamedTuple):
         return self.params.get(self.prefix + name)
 
     def at(self, more: str) -> Scoped:
-        return Scoped(self.params, self.span, f"{self.prefix}{more}." if more else self.prefix)
+        return self._replace(prefix=f"{self.prefix}{more}." if more else self.prefix)
 
     def linear(self, name: str, x: Array) -> Array:
         """x weight^T + bias, where the bias is optional."""
@@ -56,20 +68,6 @@ class Scoped(NamedTuple):
         """The causal convolution of each channel, and the next window; see `Span.convolve`."""
         weight = self[f"{name}.weight"][:, 0]
         return self.span.convolve(x, window, weight, self.get(f"{name}.bias"))
-
-
-class At(NamedTuple):
-    """Where a part runs.
-
-    Attributes:
-        positions: [T, N], counted in each text; None if no part asks for them.
-        embedded: [T, N, D], what the first layer got.
-        shared: what a layer leaves to later ones.
-    """
-
-    positions: Any
-    embedded: Array
-    shared: State
 
 
 class Merge(NamedTuple):
@@ -106,7 +104,7 @@ class Block(abc.ABC):
         return {}
 
     @abc.abstractmethod
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         """[T, N, D] -> [T, N, D] and the next state."""
 
 
@@ -157,7 +155,7 @@ class Norm(Block):
             y + w["bias"].astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,)) if self.bias else y
         )
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         return self(w, x), {}
 
 
@@ -307,7 +305,7 @@ class Decoder:
         positions = None
         if self.places:
             positions, after["position"] = w.span.positions(state["position"])
-        at = At(positions, x, {})
+        w = w._replace(positions=positions, embedded=x, shared={})
         for k, layer in enumerate(self.layers):
             prefix = f"{k}."
             own = {}
@@ -316,15 +314,15 @@ class Decoder:
                     own[name.removeprefix(prefix)] = leaf
             here = w.at(f"{self.names.layers}.{k}")
             for branch in layer:
-                x, new = _run(branch, branch.norm or self.norm, here, x, own, at)
+                x, new = _run(branch, branch.norm or self.norm, here, x, own)
                 after |= {prefix + name: leaf for name, leaf in new.items()}
         return self.norm(w.at(self.names.norm), x), after
 
 
-def _run(branch: Branch, norm: Norm, w: Scoped, x: Array, state: State, at: At) -> Outputs:
+def _run(branch: Branch, norm: Norm, w: Scoped, x: Array, state: State) -> Outputs:
     y = x if branch.before is None else norm(w.at(branch.before), x)
     kept = y if branch.of_normed else x
-    y, state = branch.part.run(w.at(branch.name), y, state, at)
+    y, state = branch.part.run(w.at(branch.name), y, state)
     y = y if branch.after is None else norm(w.at(branch.after), y)
     y = y if branch.scale == 1 else y * branch.scale
     if branch.keep == 0:

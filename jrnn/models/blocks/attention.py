@@ -17,7 +17,6 @@ from jax import Array
 
 from jrnn.models.family import (
     EMPTY,
-    At,
     Block,
     Norm,
     Outputs,
@@ -244,11 +243,11 @@ class Attention(Block):
     def holds(self, room: int) -> Shapes:
         return memory(room if self.window is None else self.window, self.key_heads, self.size)
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         q, k, v = (w.linear(f"{name}_proj", x) for name in "qkv")
-        return self.mix(w, q, k, v, state, at)
+        return self.mix(w, q, k, v, state)
 
-    def mix(self, w: Scoped, q: Array, k: Array, v: Array, state: State, at: At) -> Outputs:
+    def mix(self, w: Scoped, q: Array, k: Array, v: Array, state: State) -> Outputs:
         """From the projections q [T, N, Q C] or [T, N, 2 Q C], k and v [T, N, K C] to the output."""
         gate = None
         if self.gated:
@@ -257,14 +256,14 @@ class Attention(Block):
         q = self._normed(w, self.norms[0], q, self.heads)
         k = self._normed(w, self.norms[1], k, self.key_heads)
         if self.rope is not None:
-            q, k = (rotate(part, at.positions, *self.rope) for part in (q, k))
+            q, k = (rotate(part, w.positions, *self.rope) for part in (q, k))
         y, after = attend(
             q,
             k,
             heads(v, self.key_heads),
             state,
             w.span,
-            at.positions,
+            w.positions,
             self.window,
             scale=self.scale,
         )
@@ -336,7 +335,7 @@ class Latent(Block):
     def holds(self, room: int) -> Shapes:
         return memory(room, self.heads, self.size)
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         if self.query_rank is None:
             query = x
             q = w.linear("q_proj", x)
@@ -353,7 +352,7 @@ class Latent(Block):
         if self.rope is not None:
             q, turned = jnp.split(q, [self.nope], axis=-1)
             turned, shared = (
-                rotate(paired(part), at.positions, *self.rope) for part in (turned, shared)
+                rotate(paired(part), w.positions, *self.rope) for part in (turned, shared)
             )
             q = jnp.concatenate([q, turned], axis=-1)
         shared = jnp.broadcast_to(shared, (*k.shape[:-1], self.shared))
@@ -363,13 +362,13 @@ class Latent(Block):
         )
         scale = (self.nope + self.shared) ** -0.5
         y, after = attend(
-            q, k, v, state, w.span, at.positions, scale=scale, **self.choice(w, x, query, at)
+            q, k, v, state, w.span, w.positions, scale=scale, **self.choice(w, x, query)
         )
         y = y[..., : self.value]
         y = y if self.gate is None else y * jax.nn.sigmoid(w.linear(self.gate, x))[..., None]
         return w.linear(self.out, y.reshape(*x.shape[:2], -1)), after
 
-    def choice(self, w: Scoped, x: Array, query: Array, at: At) -> dict[str, Any]:
+    def choice(self, w: Scoped, x: Array, query: Array) -> dict[str, Any]:
         """The last arguments of `attend`; `query`: the queries before their last product."""
         return {}
 
@@ -408,7 +407,7 @@ class Indexer:
         own = {"ape": (self.pool, self.size), "gate": (self.size, self.width)}
         return shapes | {f"index_kpool_compress_{name}": shape for name, shape in own.items()}
 
-    def index(self, w: Scoped, x: Array, at: At) -> Array:
+    def index(self, w: Scoped, x: Array) -> Array:
         """What is remembered of each token: its key, and its weights in the key of its pool, [T, N, 2 C]."""
         key = Norm(self.size, 1e-6, centered=True, bias=True)(w.at("k_norm"), w.linear("wk", x))
         return jnp.concatenate([key, w.span.linear(x, w["index_kpool_compress_gate"])], axis=-1)
@@ -418,7 +417,6 @@ class Indexer:
         w: Scoped,
         x: Array,
         query: Array,
-        at: At,
         index: Array,
         places: Array,
         seen: Array,
@@ -449,7 +447,7 @@ class Indexer:
             & (ends < count)[:, None]
         )
         if self.tail:
-            covered |= places[:, None] >= ((at.positions.T + 1) // size * size)[..., None]
+            covered |= places[:, None] >= ((w.positions.T + 1) // size * size)[..., None]
         return seen & covered
 
 
@@ -469,13 +467,13 @@ class Indexed(Latent):
             {"index": (room, 2 * self.indexer.size)} if self.indexer else {}
         )
 
-    def choice(self, w: Scoped, x: Array, query: Array, at: At) -> dict[str, Any]:
+    def choice(self, w: Scoped, x: Array, query: Array) -> dict[str, Any]:
         if (indexer := self.indexer) is None:
-            return {"choose": lambda *_: at.shared["seen"]}
+            return {"choose": lambda *_: w.shared["seen"]}
         w = w.at("indexer")
 
         def choose(*given: Array) -> Array:
-            at.shared["seen"] = indexer.choose(w, x, query, at, *given)
-            return at.shared["seen"]
+            w.shared["seen"] = indexer.choose(w, x, query, *given)
+            return w.shared["seen"]
 
-        return {"index": indexer.index(w, x, at), "choose": choose}
+        return {"index": indexer.index(w, x), "choose": choose}

@@ -14,7 +14,6 @@ import numpy as np
 from jax import Array
 
 from jrnn.models.family import (
-    At,
     Block,
     Merge,
     Norm,
@@ -110,7 +109,7 @@ class Delta(Block):
         b, a = jnp.split(heads(w.linear("in_proj_ba", x), self.key_heads), 2, axis=-1)
         return jnp.concatenate([q, k, v], axis=-1), z, b.reshape(flat), a.reshape(flat)
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         size, _ = self._sizes
         qkv, z, b, a = self._projected(w, x)
         qkv, conv = w.convolve("conv1d", qkv, state["conv"])
@@ -189,7 +188,7 @@ class Kda(Block):
             "S": (self.heads, self.size, self.size),
         }
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         qkv = jnp.concatenate([w.linear(f"{name}_proj", x) for name in "qkv"], axis=-1)
         qkv, conv = w.convolve("conv1d", qkv, state["conv"])
         q, k, v = (
@@ -246,7 +245,7 @@ class Lightning(Block):
     def holds(self, room: int) -> Shapes:
         return {"S": (self.heads, self.size, self.size)}
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         qkv = heads(ACTIVATIONS[self.act](w.linear("qkv_proj", x)), self.heads)
         q, k, v = jnp.split(qkv, 3, axis=-1)
         rates = 2.0 ** (-8 / self.heads * np.arange(1, self.heads + 1)) * self.share

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jrnn.errors import ConfigError
-from jrnn.models.family import At, Block, Merge, Outputs, Scoped, Shapes, State, linear, products
+from jrnn.models.family import Block, Merge, Outputs, Scoped, Shapes, State, linear, products
 from jrnn.models.model_config import ACTIVATIONS, ScoreKeys
 from jrnn.nn.span import along_last
 
@@ -51,7 +51,7 @@ class Mlp(Block):
             down, self.width, self.inner, bias=self.bias
         )
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         return self(w, x), {}
 
     def __call__(self, w: Scoped, x: Array) -> Array:
@@ -191,7 +191,7 @@ class Experts(Block):
             merged[f"experts.{name}"] = Merge(tuple(of_experts))
         return merged
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         tokens = x.reshape(-1, x.shape[-1])
         weights, chosen = self.router(w, tokens)
         given = tokens if self.latent is None else w.linear("fc1_latent_proj", tokens)

@@ -14,7 +14,6 @@ import numpy as np
 from jax import Array
 
 from jrnn.models.family import (
-    At,
     Block,
     Merge,
     Norm,
@@ -47,7 +46,7 @@ class ShortConv(Block):
     def holds(self, room: int) -> Shapes:
         return {"conv": (self.taps - 1, self.width)}
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         b, c, u = jnp.split(w.linear("in_proj", x), 3, axis=-1)
         u, conv = w.convolve("conv", b * u, state["conv"])
         return w.linear("out_proj", c * u), {"conv": conv}
@@ -106,7 +105,7 @@ class ChannelMixing(Block):
     def holds(self, room: int) -> Shapes:
         return {"channel": (1, self.width)}
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         (earlier, now), window = w.span.taps(x, state["channel"])
         a, b = (earlier, now) if len(self.shape) == 3 else (now, earlier)
 
@@ -160,13 +159,11 @@ class Both(Block):
             shapes |= side.part.holds(room)
         return shapes
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         outputs = []
         after = {}
         for side in self.sides:
-            y, own = side.part.run(
-                w.at(side.name), x if side.into == 1 else x * side.into, state, at
-            )
+            y, own = side.part.run(w.at(side.name), x if side.into == 1 else x * side.into, state)
             y = y if side.out == 1 else y * side.out
             y = y if side.gate is None else y * jax.nn.sigmoid(w.linear(side.gate[0], x))
             outputs = [*outputs, y]
@@ -201,7 +198,7 @@ class HyperStreams(Both):
         }
         return super().tensors() | {f"hc_{self.name}_{key}": shape for key, shape in own.items()}
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         s = self.count
         streams = heads(x, self.count)
         norm, part = self.sides
@@ -214,7 +211,7 @@ class HyperStreams(Both):
         read, write, mix = jnp.split(z, [s, 2 * s], axis=-1)
         mix = self._balanced(jax.nn.softmax(heads(mix, s), axis=-1) + self.epsilon)
         y = jnp.einsum("tns,tnsd->tnd", jax.nn.sigmoid(read) + self.epsilon, streams)
-        y, after = part.part.run(w.at(part.name), norm.part(w.at(norm.name), y), state, at)
+        y, after = part.part.run(w.at(part.name), norm.part(w.at(norm.name), y), state)
         y = 2 * jax.nn.sigmoid(write)[..., None] * y[:, :, None] + jnp.einsum(
             "tnij,tnid->tnjd", mix, streams
         )

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from jrnn.errors import ConfigError
-from jrnn.models.family import At, Block, Outputs, Scoped, Shapes, State, convolution, linear
+from jrnn.models.family import Block, Outputs, Scoped, Shapes, State, convolution, linear
 from jrnn.models.model_config import ACTIVATIONS, Mamba2Keys, divides
 from jrnn.nn.families.mamba_layer import selective, state_space
 from jrnn.nn.span import along_last, heads, rms_norm
@@ -61,7 +61,7 @@ class Mamba1(Block):
     def holds(self, room: int) -> Shapes:
         return {"conv": (self.taps - 1, self.inner), "ssm": (self.inner, self.states)}
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         u, gate = jnp.split(w.linear("in_proj", x), 2, axis=-1)
         u, conv = w.convolve("conv1d", u, state["conv"])
         u = ACTIVATIONS[self.act](u)
@@ -151,7 +151,7 @@ class Mamba2(Block):
     def holds(self, room: int) -> Shapes:
         return {"conv": (self.taps - 1, self.channels), "ssm": (self.heads, self.states, self.size)}
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         inner = self.inner
         rows = self.groups * self.states
         z = w.linear("in_proj", x)

@@ -18,13 +18,13 @@ from jrnn.errors import ConfigError, near
 from jrnn.files import AtLeast, checked
 from jrnn.models.blocks import Attention, Mamba1, Mamba2, Mlp
 from jrnn.models.family import (
-    At,
     Block,
     Branch,
     Decoder,
     Family,
     Names,
     Norm,
+    Outputs,
     Scoped,
     Shapes,
     State,
@@ -256,8 +256,8 @@ class SharedTransformer(Block):
     def holds(self, room: int) -> Shapes:
         return self.mamba.holds(room) | self.attention.holds(room)
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
-        shared = Scoped(w.params, w.span, self.home)
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
+        shared = w._replace(prefix=self.home)
 
         def adapted(part: str, name: str, adapter: str | None, given: Array) -> Array:
             y = shared.linear(f"{part}.{name}", given)
@@ -267,19 +267,19 @@ class SharedTransformer(Block):
             return y + shared.linear(f"{name}.1", shared.linear(f"{name}.0", given))
 
         both = replace(self.norm, size=2 * self.norm.size)
-        y = both(shared.at("input_layernorm"), jnp.concatenate([x, at.embedded], axis=-1))
+        y = both(shared.at("input_layernorm"), jnp.concatenate([x, w.embedded], axis=-1))
         q, k, v = (
             adapted("self_attn", f"{n}_proj", f"linear_{n}" if self.adapts else None, y)
             for n in "qkv"
         )
-        y, after = self.attention.mix(shared.at("self_attn"), q, k, v, state, at)
+        y, after = self.attention.mix(shared.at("self_attn"), q, k, v, state)
         y = self.norm(shared.at("pre_ff_layernorm"), y)
         y = self.mlp.after(
             shared.at("feed_forward"),
             adapted("feed_forward", "gate_up_proj", "gate_up_proj", y),
         )
         y = self.norm(w.at("mamba_decoder.input_layernorm"), x + w.linear("linear", y))
-        y, own = self.mamba.run(w.at("mamba_decoder.mamba"), y, state, at)
+        y, own = self.mamba.run(w.at("mamba_decoder.mamba"), y, state)
         return y, after | own
 
 

@@ -15,12 +15,12 @@ from jax import Array
 
 from jrnn.models.blocks import Attention, Mlp
 from jrnn.models.family import (
-    At,
     Block,
     Decoder,
     Family,
     Names,
     Norm,
+    Outputs,
     Scoped,
     Shapes,
     State,
@@ -78,7 +78,7 @@ class Griffin(Block):
     def holds(self, room: int) -> Shapes:
         return {"conv": (self.taps - 1, self.inner), "lru": (self.inner,)}
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         y = ACTIVATIONS[self.act](w.linear("linear_y", x))
         u, conv = w.convolve("conv_1d", w.linear("linear_x", x), state["conv"])
         parts = heads(u, self.heads)
@@ -89,7 +89,7 @@ class Griffin(Block):
 
         decay = jax.nn.softplus(w["rg_lru.recurrent_param"].astype(u.dtype))
         log_a = -8.0 * gate("recurrent") * along_last(decay, u)
-        first = (at.positions == 0)[..., None]
+        first = (w.positions == 0)[..., None]
         scale = jnp.where(first, 1.0, bounded_sqrt(1 - jnp.exp(2 * log_a)))
         a = jnp.where(first, 0.0, jnp.exp(log_a))
         h, z = w.span.scan(rg_lru, state["lru"], (a, gate("input") * u * scale))

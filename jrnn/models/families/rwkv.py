@@ -19,7 +19,6 @@ from jrnn.errors import ConfigError
 from jrnn.models.blocks import ChannelMixing, MatrixMixing
 from jrnn.models.family import (
     NOTHING,
-    At,
     Block,
     Branch,
     Decoder,
@@ -112,7 +111,7 @@ class TimeMixing(Block):
             "top": (self.inner,),
         }
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         (earlier, now), window = w.span.taps(x, state["time"])
         names = ("key", "value", "receptance")
         key, value, r = (w.linear(n, earlier + (now - earlier) * w[f"time_mix_{n}"]) for n in names)
@@ -176,7 +175,7 @@ class Time6(MatrixMixing):
         shapes |= self.low_rank("w_proj.linear", k, self.gate_rank) | linear("o_proj", d, v)
         return shapes | linear("g_norm", v, bias=True)
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         (earlier, now), window = w.span.taps(x, state["time"])
         delta = earlier - now
         shares = jnp.tanh(
@@ -222,16 +221,16 @@ class Time7(MatrixMixing):
         )
         return shapes if self.first else shapes | self.low_rank("v_lora", d, v)
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> Outputs:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         (earlier, now), window = w.span.taps(x, state["time"])
         mixed = {name: now + (earlier - now) * w[f"x_{name}"].astype(x.dtype) for name in "rwkvag"}
 
         def values(v: Array) -> Array:
             if self.first:
-                at.shared["v"] = v
+                w.shared["v"] = v
                 return v
             share = w.linear("v_lora.lora.2", w.linear("v_lora.lora.0", mixed["v"]))
-            return v + (at.shared["v"] - v) * jax.nn.sigmoid(share)
+            return v + (w.shared["v"] - v) * jax.nn.sigmoid(share)
 
         p = {f"W_{name}": w[f"{name}_proj.weight"] for name in "rkv"} | {
             "rho": w["r_k"].reshape(-1)

@@ -15,13 +15,13 @@ from jax import Array
 
 from jrnn.models.blocks import Mlp
 from jrnn.models.family import (
-    At,
     Block,
     Branch,
     Decoder,
     Family,
     Names,
     Norm,
+    Outputs,
     Scoped,
     Shapes,
     State,
@@ -90,7 +90,7 @@ class Mlstm(Block):
         v = self.values // self.heads
         return {"S": (k, c, v), "n": (k, c), "m": (k,)}
 
-    def run(self, w: Scoped, x: Array, state: State, at: At) -> tuple[Array, State]:
+    def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         if self.fused:
             ends = [self.keys, 2 * self.keys, 2 * self.keys + self.values]
             q, k, v, o = jnp.split(w.linear("qkv_opreact", x), ends, axis=-1)
