@@ -19,6 +19,8 @@ import numpy as np
 from jrnn import unit_formulas as formulas
 from jrnn.bench.sizes import Size
 
+Outputs = tuple[Any, Any]  # the carry and y
+
 Weights = dict[str, Any]
 Step = Callable[[Weights, Any, Any], tuple[Any, Any]]
 
@@ -50,7 +52,7 @@ def inputs(cell: str, size: Size, seed: int = 0) -> tuple[Weights, Any]:
     return weights, draw((size.steps, size.batch, size.features))
 
 
-def make(cell: str, weights: Weights) -> Callable[[Any, Any], tuple[Any, Any]]:
+def make(cell: str, weights: Weights) -> Callable[[Any, Any], Outputs]:
     return functools.partial(STEPS[cell].step, weights)
 
 
@@ -104,7 +106,7 @@ def _lru_weights(s: Size) -> Weights:
 
 
 @register(gates(4), two)
-def lstm(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
+def lstm(p: Weights, state: Any, x: Any) -> Outputs:
     """Gates in Caffe2's order: input, forget, output, update."""
     h, c = state
     z = x @ p["wx"] + h @ p["wh"] + p["b"]
@@ -114,14 +116,14 @@ def lstm(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
 
 
 @register(gates(3))
-def gru(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
+def gru(p: Weights, h: Any, x: Any) -> Outputs:
     """The GRU of PyTorch and cuDNN: the reset gate is applied after the contraction."""
     h = formulas.gru_gates(x @ p["wx"] + p["b"], h @ p["wh"]).new_hidden(h)
     return h, h
 
 
 @register(input_gates(2))
-def min_gru(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
+def min_gru(p: Weights, h: Any, x: Any) -> Outputs:
     """The minimal GRU of Feng et al. 2024: its gates read the input alone, so it is affine in the state."""
     u, n = jnp.split(x @ p["wx"] + p["b"], 2, axis=-1)
     u = jax.nn.sigmoid(u)
@@ -130,7 +132,7 @@ def min_gru(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
 
 
 @register(input_gates(3))
-def min_lstm(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
+def min_lstm(p: Weights, h: Any, x: Any) -> Outputs:
     """The minimal LSTM of Feng et al. 2024, its two gates normalized to add up to one."""
     f, i, n = jnp.split(x @ p["wx"] + p["b"], 3, axis=-1)
     f = jax.nn.sigmoid(f)
@@ -140,7 +142,7 @@ def min_lstm(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
 
 
 @register(_lru_weights, two)
-def lru(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
+def lru(p: Weights, state: Any, x: Any) -> Outputs:
     """The linear recurrent unit of Orvieto et al. 2023: complex and diagonal, as two real states."""
     re, im = state
     x_re, x_im = jnp.split(x @ p["wx"] + p["b"], 2, axis=-1)

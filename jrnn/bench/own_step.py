@@ -31,6 +31,8 @@ from jrnn.loops import EXECUTORS, scan
 from jrnn.loops.compile import ON_CPU
 from jrnn.loops.ir import observers
 
+StepFn = Callable[[Any, Any], tuple[Any, Any]]
+
 JAX = "lax.scan"
 _COLUMNS = (
     "mode", "executor", "ran", "median ms", "minimum ms", "time / lax.scan", "MB", "MB / lax.scan", "compile s",
@@ -52,7 +54,7 @@ class OwnStep:
     """
 
     name: str
-    step: Callable[[Any, Any], tuple[Any, Any]]
+    step: StepFn
     init: Any
     xs: Any = None
     length: int | None = None
@@ -62,7 +64,7 @@ class OwnStep:
         leaves = jax.tree.leaves(self.xs)
         return jnp.shape(leaves[0])[0] if leaves else self.length
 
-    def by(self, executor: str) -> Callable[[Any, Any], tuple[Any, Any]]:
+    def by(self, executor: str) -> StepFn:
         """Returns the loop as a function of the carry and the inputs."""
         if executor == JAX:
             return lambda init, xs: jax.lax.scan(self.step, init, xs, self.length)
@@ -159,7 +161,7 @@ def _ratio(ours: float | None, theirs: float | None) -> str:
 
 
 def bench_step(
-    step: Callable[[Any, Any], tuple[Any, Any]],
+    step: StepFn,
     init: Any,
     xs: Any = None,
     length: int | None = None,

@@ -35,6 +35,8 @@ from jrnn.nets.cells import GRUCell, LayerNormLSTMCell, LSTMCell
 from jrnn.nets.cells.base import run_cell
 from jrnn.nets.lowering import run_net, to_jax
 
+Forward = Callable[[Any, Any], Any]  # (weights, x) -> outputs
+
 NETS = {"lstm": LSTMCell, "gru": GRUCell, "layer_norm_lstm": LayerNormLSTMCell}
 # torch is imported where it is used: loading it takes seconds.
 _HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -91,12 +93,12 @@ def clocked(fn: Callable[[], Any], clock: Callable[[], float] | None = None) -> 
 class Function(NamedTuple):
     """The computation of a peer in JAX: a function `(weights, x) -> outputs` and its arguments."""
 
-    forward: Callable[[Any, Any], Any]
+    forward: Forward
     weights: Any
     x: Any
 
 
-def in_mode(forward: Callable[[Any, Any], Any], mode: str) -> Callable[[Any, Any], Any]:
+def in_mode(forward: Forward, mode: str) -> Forward:
     """Returns the function itself, or for "train" its gradients with respect to the weights and the input."""
 
     def loss(weights: Any, x: Any) -> Any:
@@ -105,7 +107,7 @@ def in_mode(forward: Callable[[Any, Any], Any], mode: str) -> Callable[[Any, Any
     return jax.grad(loss, argnums=(0, 1)) if mode == "train" else forward
 
 
-def compiled(forward: Callable[[Any, Any], Any], weights: Any, x: Any, mode: str) -> Timed:
+def compiled(forward: Forward, weights: Any, x: Any, mode: str) -> Timed:
     """Compiles a function `(weights, x) -> outputs`, or its gradients."""
     return Timed.of(in_mode(forward, mode), weights, x)
 

@@ -16,6 +16,9 @@ from jrnn.errors import DataError
 from jrnn.files import write_whole
 from jrnn.files.writing import picture
 
+Ratios = dict[str, float]  # by peer
+JobName = tuple[str, str, str]  # cell, mode, size
+
 _WORDS = ("cell", "mode", "peer", "executor", "ran")  # columns of words
 
 
@@ -37,17 +40,15 @@ class Record:
     least: float | None = None
 
     @property
-    def job(self) -> tuple[str, str, str]:
+    def job(self) -> JobName:
         return self.cell, self.mode, self.size
 
 
-def ratios(
-    records: Iterable[Record], ours: str = "jrnn"
-) -> dict[tuple[str, str, str], dict[str, float]]:
+def ratios(records: Iterable[Record], ours: str = "jrnn") -> dict[JobName, Ratios]:
     """Returns `{(cell, mode, size): {peer: our time over the peer's}}`."""
     records = list(records)
     mine = {r.job: r.median for r in records if r.peer == ours}
-    over_peers: dict[tuple[str, str, str], dict[str, float]] = {}
+    over_peers: dict[JobName, Ratios] = {}
     for r in records:
         if r.peer != ours and r.job in mine:
             over_peers.setdefault(r.job, {})[r.peer] = mine[r.job] / r.median
@@ -106,7 +107,7 @@ def megabytes(size: int | None) -> str:
 
 def ratios_table(records: Sequence[Record], ours: str = "jrnn") -> Table:
     """Returns a table of the time of `ours` over each peer's, with geometric means over each set of sizes."""
-    panels: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    panels: dict[tuple[str, str], dict[str, Ratios]] = {}
     peers: dict[str, None] = {}
     for (cell, mode, size), of_peers in ratios(records, ours).items():
         panels.setdefault((cell, mode), {})[size] = of_peers
@@ -115,7 +116,7 @@ def ratios_table(records: Sequence[Record], ours: str = "jrnn") -> Table:
     rows = []
     sections = []
     for panel, of_sizes in panels.items():
-        means: dict[str, dict[str, float]] = {}
+        means: dict[str, Ratios] = {}
         for what, sizes in _sets(list(of_sizes)):
             means[what] = _means(peers, [of_sizes[size] for size in sizes])
         for name, of_peers in (of_sizes | means).items():
@@ -125,7 +126,7 @@ def ratios_table(records: Sequence[Record], ours: str = "jrnn") -> Table:
     return table_of(title, columns_of(["cell", "mode", _head(records), *peers], rows), sections)
 
 
-def _means(peers: Iterable[str], rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _means(peers: Iterable[str], rows: Sequence[Mapping[str, float]]) -> Ratios:
     """Returns the geometric mean of the ratios of each peer that was measured."""
     means = {}
     for peer in peers:

@@ -5,7 +5,7 @@ node that replaces a match.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -15,16 +15,15 @@ import numpy as np
 from jax import lax
 
 from jrnn.convert.emitter import FLOAT, Emitter, Value, rule
-from jrnn.convert.match import ANY, find, is_view, maker_of, ordered, pattern
+from jrnn.convert.match import ANY, Makers, find, is_view, maker_of, ordered, pattern
 from jrnn.convert.rules.product_rules import fully_connected
 from jrnn.convert.rules.shape_rules import join
 from jrnn.jaxprs.flat import Atom, FlatEquation, Graph, Var
+from jrnn.nets.ir import Shape
 from jrnn.unit_formulas import interpolated, lstm
 
-Shape = tuple[int, ...]
 # The name of a group, its reference function, and the shapes of the function's arguments.
 Candidate = tuple[str, Callable, tuple[Shape, ...]]
-Makers = Mapping[Var, FlatEquation]
 
 
 def recognize(graph: Graph) -> Graph:

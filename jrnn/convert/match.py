@@ -16,6 +16,8 @@ from jrnn.convert.rules.shape_rules import moves_elements
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.flat import Atom, FlatEquation, Graph, Var, flatten
 
+Makers = Mapping[Var, FlatEquation]
+
 ANY = 0.1234567  # in a pattern: any number, the same in all places
 Match = Mapping[Any, Any]  # variable of a pattern -> atom of the graph; ANY -> its number
 
@@ -36,7 +38,7 @@ def pattern(fn: Callable, shapes: tuple[tuple[int, ...], ...]) -> Graph:
     return flatten(jax.make_jaxpr(fn)(*specs))
 
 
-def find(reference: Graph, target: Var, makers: Mapping[Var, FlatEquation]) -> Match | None:
+def find(reference: Graph, target: Var, makers: Makers) -> Match | None:
     """The match of a pattern whose last output is `target`, or None."""
     pattern_makers = reference.makers()
 
@@ -79,11 +81,11 @@ def find(reference: Graph, target: Var, makers: Mapping[Var, FlatEquation]) -> M
     return unify(reference.outputs[-1], target, {})
 
 
-def maker_of(atom: Atom, makers: Mapping[Var, FlatEquation]) -> FlatEquation | None:
+def maker_of(atom: Atom, makers: Makers) -> FlatEquation | None:
     return makers.get(atom) if isinstance(atom, Var) else None
 
 
-def _through(atom: Atom, makers: Mapping[Var, FlatEquation]) -> Atom:
+def _through(atom: Atom, makers: Makers) -> Atom:
     """The atom that `atom` is a copy of."""
     source: Atom | None = atom
     while source is not None:
@@ -123,7 +125,7 @@ def _same_number(a: np.ndarray, b: Atom, match: Match) -> Match | None:
     return match if a.shape == b.shape and np.array_equal(a, b) else None
 
 
-def _base(node: FlatEquation, makers: Mapping[Var, FlatEquation]) -> Atom:
+def _base(node: FlatEquation, makers: Makers) -> Atom:
     """The atom at the end of a chain of views."""
     while True:
         atom = _through(node.inputs[0], makers)

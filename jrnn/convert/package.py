@@ -21,6 +21,8 @@ from jrnn.nets.lowering import run_net, to_jax
 from jrnn.nets.ops.values import DTYPES
 from jrnn.nets.proto import read_net, write_net
 
+Arrays = dict[str, Any]  # by name
+
 INIT = "init_net.pb"
 PREDICT = "predict_net.pb"
 SHAPES = "value_info.json"
@@ -130,12 +132,12 @@ class Package:
         """The outputs that the predict net declares; if it declares none, the blobs that none of its operators reads."""
         return outputs_of(self.predict_net)
 
-    def weights(self, *, key: Any = None) -> dict[str, Any]:
+    def weights(self, *, key: Any = None) -> Arrays:
         """The weights as numpy arrays, by name; `key` is for init nets that draw random numbers."""
         blobs = self.filled(key=key)
         return {name: blobs[name] for name in self.weight_names}
 
-    def filled(self, *, key: Any = None) -> dict[str, Any]:
+    def filled(self, *, key: Any = None) -> Arrays:
         """All that the init net fills but placeholders: the weights, and the examples that serve as default inputs."""
         blobs = run_net(self.init_net, {}, key=key)
         placeholders = self._placeholders()
@@ -203,7 +205,7 @@ class Package:
                 break
         return reasons
 
-    def to_jax(self) -> Callable[..., dict[str, Any]]:
+    def to_jax(self) -> Callable[..., Arrays]:
         """The function `fn(inputs, weights=None) -> outputs` of dicts of arrays. The weights default to the init net's.
 
         >>> import jax.numpy as jnp
@@ -215,9 +217,7 @@ class Package:
         own = self.filled()
         run = to_jax(self.predict_net, self.output_names)
 
-        def fn(
-            inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None
-        ) -> dict[str, Any]:
+        def fn(inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> Arrays:
             self.check_inputs(inputs)
             return run({**own, **(weights or {}), **inputs})
 
@@ -298,7 +298,7 @@ class Predictor:
         self.input_names = tuple(self.inputs)
         self.output_names = package.output_names
         self._weights: dict[str, jax.Array] = {}
-        static: dict[str, Any] = {}
+        static: Arrays = {}
         for name, weight in package.filled().items():
             if weight.dtype.kind == "f":
                 self._weights[name] = jnp.asarray(weight)
@@ -307,7 +307,7 @@ class Predictor:
         run = to_jax(package.predict_net, self.output_names)
 
         @jax.jit
-        def run_with_weights(weights: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
+        def run_with_weights(weights: Arrays, inputs: Arrays) -> Arrays:
             return run({**static, **weights, **inputs})
 
         self._run = run_with_weights

@@ -16,6 +16,8 @@ from jrnn.errors import ConversionError, near
 from jrnn.interop.cell_weights import Params
 from jrnn.interop.torch_weights import load_state_dict
 
+NameMap = Mapping[str, str]
+
 _Turn = Callable[[np.ndarray], np.ndarray]
 
 
@@ -78,7 +80,7 @@ class LoadReport:
 def load_module(
     module: nnx.Module,
     source: Mapping[str, Any] | str | PathLike[str],
-    names: Mapping[str, str] | None = None,
+    names: NameMap | None = None,
     *,
     prefix: str = "",
     strict: bool = True,
@@ -171,7 +173,7 @@ def _variables(module: nnx.Module) -> Iterator[tuple[str, str, _Turn, nnx.Variab
                 yield ".".join([*parts, name]), ".".join([*parts, theirs]), turn, variable
 
 
-def _renamed(path: str, own: str, names: Mapping[str, str]) -> str:
+def _renamed(path: str, own: str, names: NameMap) -> str:
     """PyTorch's name of a variable: `names` has it, or that of the innermost layer around it, or it is `own`."""
     if path in names:
         return names[path]
@@ -184,7 +186,7 @@ def _renamed(path: str, own: str, names: Mapping[str, str]) -> str:
     return names[innermost] + own.removeprefix(innermost)
 
 
-def _is_tied(name: str, tensors: Params, loaded: Mapping[str, str]) -> bool:
+def _is_tied(name: str, tensors: Params, loaded: NameMap) -> bool:
     value = tensors[name]
     for other in loaded.values():
         if tensors[other].shape == value.shape and (tensors[other] == value).all():
@@ -192,7 +194,7 @@ def _is_tied(name: str, tensors: Params, loaded: Mapping[str, str]) -> bool:
     return False
 
 
-def _incomplete(report: LoadReport, expected: Mapping[str, str], tensors: Params) -> str:
+def _incomplete(report: LoadReport, expected: NameMap, tensors: Params) -> str:
     lines = []
     for path in report.missing:
         lines.append(f"{path} needs {expected[path]!r}{near(expected[path], tensors)}")

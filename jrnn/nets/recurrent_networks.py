@@ -27,6 +27,8 @@ from jrnn.nets.ir import Names, Net, Op, written_by
 from jrnn.nets.lowering import run_net
 from jrnn.nets.ops.recurrent_network import StepWorkspaces
 
+Bindings = Sequence[tuple[str, str]]  # a blob of the step net, and one outside of it
+
 FETCHER = "RecurrentNetworkBlobFetcher"
 
 
@@ -44,8 +46,8 @@ class RecurrentState:
 def recurrent_net(
     b: NetBuilder,
     step_net: Net,
-    inputs: Sequence[tuple[str, str]],
-    initial_states: Sequence[tuple[str, str]],
+    inputs: Bindings,
+    initial_states: Bindings,
     links: Mapping[str, str],
     *,
     outputs: Sequence[str] = (),
@@ -168,8 +170,8 @@ def recurrent_net(
 def unrolled_net(
     b: NetBuilder,
     step_net: Net,
-    inputs: Sequence[tuple[str, str]],
-    initial_states: Sequence[tuple[str, str]],
+    inputs: Bindings,
+    initial_states: Bindings,
     links: Mapping[str, str],
     *,
     steps: int,
@@ -274,7 +276,7 @@ class _Wires:
     """Which blobs of the step net and the outer net belong together."""
 
     step_net: Net
-    inputs: Sequence[tuple[str, str]]
+    inputs: Bindings
     states: list[_State]
     outputs: Sequence[str]
     stopped: frozenset[str]  # the blobs of the step net at which the backward pass stops
@@ -283,8 +285,8 @@ class _Wires:
     def of(
         cls,
         step_net: Net,
-        inputs: Sequence[tuple[str, str]],
-        initial_states: Sequence[tuple[str, str]],
+        inputs: Bindings,
+        initial_states: Bindings,
         links: Mapping[str, str],
         prefix: str,
         outputs: Sequence[str] = (),

@@ -32,10 +32,11 @@ from jrnn.nn.settings import Settings, read, spelled_out, warn_of_dropout
 from jrnn.nn.stack import run_stack, step_cell, step_stack
 from jrnn.nn.units import GRU, LSTM, State, Unit, rnn_unit
 
+Options = dict[str, Any]
+Pair = tuple[Array, Array]
 
-def _apart(
-    where: str, function: Callable[..., Any], options: dict[str, Any]
-) -> tuple[Settings, dict[str, Any]]:
+
+def _apart(where: str, function: Callable[..., Any], options: Options) -> tuple[Settings, Options]:
     """The settings among the options, and the keyword arguments of a function."""
     names = []
     for p in inspect.signature(function).parameters.values():
@@ -49,7 +50,7 @@ def _apart(
 
 
 def _run(
-    unit: Unit, where: str, params: Params, x: Any, hx: Any, options: dict[str, Any]
+    unit: Unit, where: str, params: Params, x: Any, hx: Any, options: Options
 ) -> tuple[Any, State]:
     settings, own = _apart(where, run_stack, options)
     warn_of_dropout(where, settings.dropout, 2 if "weight_ih_l1" in params else 1)
@@ -57,7 +58,7 @@ def _run(
 
 
 def _step(
-    unit: Unit, where: str, params: Params, x: Any, hx: Any, options: dict[str, Any]
+    unit: Unit, where: str, params: Params, x: Any, hx: Any, options: Options
 ) -> tuple[Array, State]:
     settings, own = _apart(where, step_stack, options)
     return step_stack(unit, where, params, x, hx, settings, **own)
@@ -115,7 +116,7 @@ def rnn(
 
 
 @spelled_out(run_stack, Settings)
-def lstm(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Any, tuple[Array, Array]]:
+def lstm(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Any, Pair]:
     """A stack of LSTM layers, [T, N, D] -> [T, N, K P] and the last states [L K, N, P], [L K, N, H].
 
     Arguments are those of `rnn`; hx is a pair (h, c).
@@ -152,16 +153,14 @@ def gru(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Any, Ar
 @spelled_out(step_stack, Settings)
 def rnn_step(
     params: Params, x: Any, hx: Any = None, *, nonlinearity: str = "tanh", **options: Any
-) -> tuple[Array, Array]:
+) -> Pair:
     """One step through a stack of plain layers; see `lstm_step`. The states are one array [L, N, P]."""
     y, states = _step(rnn_unit(nonlinearity), "rnn_step", params, x, hx, options)
     return y, states[0]
 
 
 @spelled_out(step_stack, Settings)
-def lstm_step(
-    params: Params, x: Any, hx: Any = None, **options: Any
-) -> tuple[Array, tuple[Array, Array]]:
+def lstm_step(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Array, Pair]:
     """One step through a stack of LSTM layers, for streaming. Takes and returns the state.
 
     Step by step, the outputs of a sequence are those of `lstm` without dropout.
@@ -196,7 +195,7 @@ def lstm_step(
 
 
 @spelled_out(step_stack, Settings)
-def gru_step(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Array, Array]:
+def gru_step(params: Params, x: Any, hx: Any = None, **options: Any) -> Pair:
     """One step through a stack of GRU layers; see `lstm_step`. The states are one array [L, N, H]."""
     y, states = _step(GRU, "gru_step", params, x, hx, options)
     return y, states[0]
@@ -220,9 +219,7 @@ def rnn_cell(
     return step_cell(rnn_unit(nonlinearity), "rnn_cell", params, x, hx, dtype)[0]
 
 
-def lstm_cell(
-    params: Params, x: Any, hx: Any = None, *, dtype: DTypeLike | None = None
-) -> tuple[Array, Array]:
+def lstm_cell(params: Params, x: Any, hx: Any = None, *, dtype: DTypeLike | None = None) -> Pair:
     """One step of one LSTM cell, [N, D], (h [N, H], c [N, H]) -> (h, c), or without N."""
     h, c = step_cell(LSTM, "lstm_cell", params, x, hx, dtype)
     return h, c

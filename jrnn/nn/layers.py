@@ -21,6 +21,9 @@ from jrnn.nn.params import Weights
 from jrnn.nn.settings import Settings
 from jrnn.nn.units import State, Unit
 
+LayerOutputs = tuple[list[State], Array]
+Outputs = tuple[State, Array]
+
 EPSILON = 1e-5  # of layer normalization, as in PyTorch's LayerNorm
 
 # Within `with whole_layers(names):` each plain layer or convolution is one equation of the primitive of this name, which can
@@ -183,7 +186,7 @@ def _biases(unit: Unit, weights: Weights, dtype) -> tuple[Array | None, Array | 
 
 def make_step(
     unit: Unit, weights: Weights, settings: Settings, dtype, variational: Array | None = None
-) -> Callable[[State, tuple], tuple[State, Array]]:
+) -> Callable[[State, tuple], Outputs]:
     """The step `(state, (x, noise)) -> (state, y)` of one direction of one layer.
 
     Args:
@@ -196,7 +199,7 @@ def make_step(
         bias = None
     rates = zoneout_rates(settings, unit.states)
 
-    def step(state: State, inputs: tuple) -> tuple[State, Array]:
+    def step(state: State, inputs: tuple) -> Outputs:
         x, (recurrent, keep) = inputs
         recurrent = variational if recurrent is None else recurrent
         h = state[0] if recurrent is None else state[0] * recurrent
@@ -267,9 +270,7 @@ def _is_plain(unit: Unit, weights: Weights, settings: Settings) -> bool:
     return all(part is None for part in more) and not any(zoneout_rates(settings, unit.states))
 
 
-def run_layer(
-    shared: Common, directions: Sequence[Direction], x: Array
-) -> tuple[list[State], Array]:
+def run_layer(shared: Common, directions: Sequence[Direction], x: Array) -> LayerOutputs:
     """All directions of a layer over a whole sequence, [T, N, D] -> the states of each direction and y [T, N, K P].
 
     `x` must be finite past the lengths; the values there do not matter.
@@ -297,7 +298,7 @@ def run_layer(
 
 def _run_direction(
     shared: Common, direction: Direction, x: Array, reverse: bool = False
-) -> tuple[State, Array]:
+) -> Outputs:
     """One direction of a layer, [T, N, D] -> states and y [T, N, P]. In reverse a sequence starts at its last step."""
     unit, settings, dtype, lengths, return_states = shared
     weights, state, restart, key = direction
@@ -320,9 +321,7 @@ def _run_direction(
     return run(step, state, xs)
 
 
-def _run_both(
-    shared: Common, directions: Sequence[Direction], x: Array
-) -> tuple[list[State], Array]:
+def _run_both(shared: Common, directions: Sequence[Direction], x: Array) -> LayerOutputs:
     """Both directions of a layer without noise, in one loop with batched products."""
     steps = x.shape[0]
     lengths = shared.lengths
@@ -354,7 +353,7 @@ def _all_states(
     lengths: Any,
     reverse: bool,
     return_states: str,
-) -> tuple[State, Array]:
+) -> Outputs:
     """Runs a scan that returns the states after every step, [T, ...]. Past the end of a sequence they do not change."""
 
     def with_state(state: State, inputs: Any) -> tuple[State, tuple[Array, State]]:
@@ -383,9 +382,7 @@ def _(x, *rest, unit, directions, **_):
     return [x.update(shape=(*x.shape[:2], directions * states[0].shape[-1])), *states]
 
 
-def _run_whole(
-    shared: Common, directions: Sequence[Direction], x: Array
-) -> tuple[list[State], Array]:
+def _run_whole(shared: Common, directions: Sequence[Direction], x: Array) -> LayerOutputs:
     """All directions of a layer as one equation."""
     unit = shared.unit
     weights = [one.weights for one in directions]

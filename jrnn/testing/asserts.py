@@ -30,6 +30,8 @@ from jrnn.testing.gradients import (
 from jrnn.testing.invariance import depends_on_batch, depends_on_padding, floats, named, one_differs
 from jrnn.testing.subjects import CellNet, Layer, PyTree, layer_of
 
+Results = dict[str, Any]  # by what they are of
+
 FILLS = (np.nan, np.inf, -np.inf, 1e30)
 # of a layer
 RESULTS = (
@@ -143,7 +145,7 @@ def assert_padding_invariant(
     for ends in some:
         ends = np.minimum(np.asarray(ends, np.int32), steps)
 
-        def results(fill: float, ends: Any = ends) -> dict[str, Any]:
+        def results(fill: float, ends: Any = ends) -> Results:
             return run(layer.params, _padded(layer.x, ends, fill), layer.state, ends)
 
         for what, tree in results(0.0).items():
@@ -229,7 +231,7 @@ def assert_executors_agree(
 
 def _ways_of_cell(
     cell: Cell, carry: PyTree, xs: PyTree, lengths: Any, key: Any
-) -> Iterator[tuple[str, dict[str, Any]]]:
+) -> Iterator[tuple[str, Results]]:
     ends = _lengths(lengths, *np.shape(xs)[:2])
     for name, unrolled in (("as a recurrent network", False), ("unrolled", True)):
         layer = CellNet.of(cell, carry, xs, unrolled=unrolled).layer(xs, key)
@@ -244,7 +246,7 @@ def _ways_of_cell(
 
 def _ways_of_step(
     step: Callable, carry: PyTree, xs: PyTree, params: PyTree, lengths: Any
-) -> Iterator[tuple[str, dict[str, Any]]]:
+) -> Iterator[tuple[str, Results]]:
     plain = layer_of(step, carry, xs, params)
     ends = None if lengths is None else _lengths(lengths, *plain.size)
     arguments = (plain.params, plain.x, plain.state)
@@ -255,7 +257,7 @@ def _ways_of_step(
         )
         yield "by jax.lax.scan", _with_gradients(layer)(*arguments, None)
     bound = step if params is None else (lambda carry, x: step(params, carry, x))
-    ways: dict[str, dict[str, Any]] = {}
+    ways: dict[str, Results] = {}
     for name in EXECUTORS:
         try:
             jax.eval_shape(
@@ -273,7 +275,7 @@ def _ways_of_step(
         yield name, _with_gradients(layer_of(step, carry, xs, params, **options))(*arguments, ends)
 
 
-def _with_gradients(layer: Layer) -> Callable[..., dict[str, Any]]:
+def _with_gradients(layer: Layer) -> Callable[..., Results]:
     """Returns a compiled function that gives a layer's results, and gradients with respect to all its float arguments.
 
     The gradients are those of the sum of the cosines of the results.

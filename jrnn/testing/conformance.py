@@ -17,6 +17,8 @@ from jrnn.testing.properties import PROPERTIES, NotApplicable, Property, smaller
 from jrnn.testing.recurrent_layers import recurrent_layer
 from jrnn.testing.subjects import Layer, PyTree
 
+PropertyTable = Mapping[str, Property]
+
 TOLERANCE = 1e-5
 
 
@@ -159,7 +161,7 @@ def check_model(
 
 
 def _report(
-    table: Mapping[str, Property],
+    table: PropertyTable,
     adapted: Any,
     only: Collection[str] | None,
     tolerance: float,
@@ -193,7 +195,7 @@ def _report(
     )
 
 
-def _in_order(names: Collection[str], table: Mapping[str, Property]) -> Sequence[str]:
+def _in_order(names: Collection[str], table: PropertyTable) -> Sequence[str]:
     """The names, each behind those that it rests on."""
     order: dict[str, None] = {}
 
@@ -208,7 +210,7 @@ def _in_order(names: Collection[str], table: Mapping[str, Property]) -> Sequence
     return list(order)
 
 
-def _known(names: Collection[str], table: Mapping[str, Property]) -> None:
+def _known(names: Collection[str], table: PropertyTable) -> None:
     for name in names:
         if name not in table:
             raise LayerError(
@@ -303,7 +305,7 @@ def model_tests(
 
 
 def _tests(
-    table: Mapping[str, Property],
+    table: PropertyTable,
     check: Callable,
     make: Callable,
     skip: Collection[str],

@@ -24,6 +24,8 @@ from jrnn.train.config import TrainConfig
 from jrnn.train.step import Measured
 from jrnn.train.tasks import Task
 
+Values = Mapping[str, float]
+
 _OF_TRAINING = ("step", "loss", "gradient_norm", "items_per_second", "refused", "validation_loss")
 Step = Annotated[int, AtLeast(0, 2**63 - 1)]  # the number of a step in a file
 SAFE = "what the last checkpoint holds is safe"  # how the message of a failed write ends
@@ -138,7 +140,7 @@ def own(values: Any, where: str) -> dict[str, float]:
     return {name: float(value) for name, value in values.items()}
 
 
-def describe(loss: float, unit: str, metrics: Mapping[str, float]) -> str:
+def describe(loss: float, unit: str, metrics: Values) -> str:
     """Returns a validation in words.
 
     >>> describe(0.25, "nats", {"accuracy": 0.9})
@@ -283,7 +285,7 @@ class Logger(Protocol):
     10 {'loss': 2.5}
     """
 
-    def write(self, step: int, values: Mapping[str, float]) -> None: ...
+    def write(self, step: int, values: Values) -> None: ...
 
     def close(self) -> None:
         """Called when the run ends, in whatever way."""
@@ -301,7 +303,7 @@ class TensorBoard:
         purge = None if resume_at is None else resume_at + 1
         self._writer = SummaryWriter(str(run / "tensorboard"), purge_step=purge)
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
+    def write(self, step: int, values: Values) -> None:
         for name, value in values.items():
             self._writer.add_scalar(printable(name), value, step)
 
@@ -323,7 +325,7 @@ class Csv:
         self._file = append_to(self._path, TrainError)
         self._rows = csv.writer(self._file)
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
+    def write(self, step: int, values: Values) -> None:
         try:
             for name, value in values.items():
                 self._rows.writerow((step, name, value))

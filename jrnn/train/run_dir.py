@@ -40,6 +40,8 @@ from jrnn.train.tasks import Task
 from jrnn.train.tasks.task import COMPANIONS
 from jrnn.train.toml_codec import encode
 
+Tables = dict[str, Any]
+
 PATHS = {
     "data": ("path",),
     "model": ("net", "init_net", "pretrained"),
@@ -176,7 +178,7 @@ class RunDir:
         except (ValueError, RecursionError):  # a CheckpointError, or no TOML
             return []
 
-    def load_fingerprint(self) -> dict[str, Any]:
+    def load_fingerprint(self) -> Tables:
         """Returns what the task kept of its data; see `Task.fingerprint`."""
         return read_json(self.path / "data.json", CheckpointError)
 
@@ -201,7 +203,7 @@ class RunDir:
         write_whole(self.path / name, data, ConfigError)
 
 
-def _tables(text: str) -> dict[str, Any]:
+def _tables(text: str) -> Tables:
     """Returns the keys and values of a configuration."""
     return flatten_dict(tomllib.loads(text), sep=".")
 
@@ -225,7 +227,7 @@ def _resolved(config: Config) -> Config:
     return replace(config, task=from_the_root(config.task), train=train, **tables)
 
 
-def _identity(config: Config) -> dict[str, Any]:
+def _identity(config: Config) -> Tables:
     """Returns the keys that must not change between a run and its continuation, by name."""
     identity = {"task": config.task, "seed": config.seed}
     for key, value in vars(config.model).items():
@@ -238,7 +240,7 @@ def _identity(config: Config) -> dict[str, Any]:
     return identity
 
 
-def provenance() -> dict[str, Any]:
+def provenance() -> Tables:
     """Returns where a result comes from: versions, devices, command, and the state of the repository."""
     packages = ("jrnn", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     versions = {"python": platform.python_version()} | {name: version_of(name) for name in packages}
@@ -262,7 +264,7 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def _git_state() -> dict[str, Any] | None:
+def _git_state() -> Tables | None:
     """Returns the commit of the source tree and the changed files; None outside a repository."""
     here = Path(__file__).parent
 

@@ -36,6 +36,7 @@ from jrnn.train.step import Recipe, abstract_state
 from jrnn.train.tasks.task import COMPANIONS, Trained, kept_value
 
 State = dict[str, jax.Array]
+Outputs = tuple[jax.Array, State]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["params"], meta_fields=["origin"])
@@ -82,7 +83,7 @@ class TrainedModel:
         resets: Any = None,
         mask: Any = None,
         dt: Any = None,
-    ) -> tuple[jax.Array, State]:
+    ) -> Outputs:
         """Inputs [N, T, D] or tokens [N, T] -> outputs and the state after the last step.
 
         Args:
@@ -129,9 +130,7 @@ class TrainedModel:
             given["dt"] = passed.T
         return self._run(inputs, state, given)
 
-    def step(
-        self, x: Any, state: State | None = None, *, mask: Any = None
-    ) -> tuple[jax.Array, State]:
+    def step(self, x: Any, state: State | None = None, *, mask: Any = None) -> Outputs:
         """One step of each sequence, [N, D] or tokens [N] -> outputs [N, O] and the state.
 
         Of a model that has one output for a sequence, it is the output for the steps so far. `mask`, booleans [N]: which
@@ -178,7 +177,7 @@ class TrainedModel:
             return None
         return model.language_model(self.params)
 
-    def generate(self, tokens: Any, length: int, **options: Any) -> tuple[jax.Array, State]:
+    def generate(self, tokens: Any, length: int, **options: Any) -> Outputs:
         """Writes `length` tokens after prompts [N, T]; as `LanguageModel.generate`, for a model that reads tokens.
 
         Raises:
@@ -383,9 +382,7 @@ class TrainedModel:
         check_features(where, x, signature.inputs, {len(axes): f"[{', '.join(axes)}]"})
         return x.astype(jnp.result_type(x.dtype, jnp.float32))
 
-    def _run(
-        self, inputs: jax.Array, state: State | None, given: Mapping[str, Any]
-    ) -> tuple[jax.Array, State]:
+    def _run(self, inputs: jax.Array, state: State | None, given: Mapping[str, Any]) -> Outputs:
         origin = self.origin
         model = origin.variant(carried=origin.carried, **dict.fromkeys(given, True))
         start = self.initial_state(inputs.shape[0], history=not state)

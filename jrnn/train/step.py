@@ -24,6 +24,8 @@ from jrnn.train.optimizers import make_optimizer, name_of, trained
 from jrnn.train.tasks import Batch, Task
 from jrnn.train.toml_codec import hint
 
+Axes = Mapping[str, int]
+
 
 class State(NamedTuple):
     """All that a step changes; with the seed, all that a run needs to continue to the bit."""
@@ -48,6 +50,9 @@ class Measured(NamedTuple):
     bad: Any  # bool: the loss, the gradient or the update was not finite, or the loss above its limit
 
 
+Stepped = tuple[State, Measured]
+
+
 class Recipe(NamedTuple):
     """What a step needs besides its model.
 
@@ -62,7 +67,7 @@ class Recipe(NamedTuple):
     axes: Mapping[str, int] = {}
 
     @classmethod
-    def of(cls, config: Config, axes: Mapping[str, int]) -> Recipe:
+    def of(cls, config: Config, axes: Axes) -> Recipe:
         return cls(make_optimizer(config.optimizer, config.train.steps), config, axes)
 
 
@@ -116,7 +121,7 @@ def stack_batches(batches: Sequence[Batch], size: int) -> Batch:
 
 def make_train_call(
     model: Model, steps: Recipe, out_shardings: Any = None
-) -> Callable[[State, Batch, Any, Any], tuple[State, Measured]]:
+) -> Callable[[State, Batch, Any, Any], Stepped]:
     """Returns the compiled function `(state, batches [K, ...], step, n) -> (state, measured [K])`.
 
     It does steps `step + 1` to `step + n`, n <= K. The number of steps is data, not shape: one compilation serves every
@@ -128,7 +133,7 @@ def make_train_call(
 
     config = steps.config
 
-    def one_step(state: State, batch: Batch) -> tuple[State, Measured]:
+    def one_step(state: State, batch: Batch) -> Stepped:
         carry = restart(batch.fresh, model.initial_carry(config.data.batch), state.carry)
         loss, carry, gradients = _gradients(
             model, steps, state.params, carry, batch, step_key(config.seed, state.step)
@@ -154,8 +159,8 @@ def make_train_call(
         left = state._replace(step=state.step + 1) if config.train.on_nan == "skip" else state
         return _choose(bad, left, done), Measured(loss, norm, bad)
 
-    def call(state: State, batches: Batch, step: Any, n: Any) -> tuple[State, Measured]:
-        def body(k: Any, loop: tuple[State, Measured]) -> tuple[State, Measured]:
+    def call(state: State, batches: Batch, step: Any, n: Any) -> Stepped:
+        def body(k: Any, loop: Stepped) -> Stepped:
             state, measured = loop
             going = state.step == step + k
             new, metrics = one_step(state, jax.tree.map(lambda a: a[k], batches))
@@ -211,7 +216,7 @@ def _gradients(
     return Outcome(loss / count, joined, jax.tree.map(lambda g: g / count, gradients))
 
 
-def cut_batch(batch: Batch, axes: Mapping[str, int], parts: int) -> Any:
+def cut_batch(batch: Batch, axes: Axes, parts: int) -> Any:
     """Returns a batch in parts of equal numbers of examples, stacked along a leading axis."""
     members = {}
     for name, value in batch._asdict().items():
@@ -228,7 +233,7 @@ def _cut(x: Any, axis: int | None, parts: int) -> Any:
     return jnp.moveaxis(split, axis, 0)
 
 
-def counter(model: Model, axes: Mapping[str, int]) -> Callable[[Batch], Any]:
+def counter(model: Model, axes: Axes) -> Callable[[Batch], Any]:
     """Returns the function that says how much the loss of a batch counts: `Model.count`, or the number of examples."""
     member, axis = next(iter(axes.items()))
     own = _own_count(model)

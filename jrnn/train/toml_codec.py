@@ -19,6 +19,8 @@ from typing import Annotated, Any, TypeVar
 from jrnn.errors import ConfigError, near
 from jrnn.files import AtLeast, checked, read_text
 
+Tables = Mapping[str, Any]
+
 T = TypeVar("T")
 
 # The configs that ship: in a wheel `jrnn/configs`, in a clone `configs` next to `jrnn`.
@@ -81,7 +83,7 @@ def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
         raise ConfigError(f"{path}: is not TOML: nested too deeply") from None
 
 
-def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+def override(tables: Tables, assignments: Iterable[str]) -> dict[str, Any]:
     """Returns the tables with `a.b=value` assignments applied; a value that is not TOML is taken as a string.
 
     Numbers and booleans may be written as in Python, too.
@@ -172,7 +174,7 @@ def split_values(text: str) -> list[str]:
     return list(map(str.strip, values))
 
 
-def decode(cls: type[T], tables: Mapping[str, Any], where: str, prefix: str = "") -> T:
+def decode(cls: type[T], tables: Tables, where: str, prefix: str = "") -> T:
     """Returns a dataclass made from tables.
 
     Args:
@@ -212,7 +214,7 @@ def decode(cls: type[T], tables: Mapping[str, Any], where: str, prefix: str = ""
         raise e.at(where) from None
 
 
-def _meant(key: str, annotations: Mapping[str, Any], fields: Iterable[str]) -> str:
+def _meant(key: str, annotations: Tables, fields: Iterable[str]) -> str:
     """Returns how the message about an unknown key ends: with the tables that have such a key, or with near keys."""
     inner = []
     for table, kind in annotations.items():
@@ -226,7 +228,7 @@ def encode(config: Any) -> str:
     return _encode(dataclasses.asdict(config), "").lstrip()
 
 
-def _encode(table: Mapping[str, Any], name: str) -> str:
+def _encode(table: Tables, name: str) -> str:
     text = ""
     inner = ""  # the tables in the table, which come last
     for key, value in table.items():

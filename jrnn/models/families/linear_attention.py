@@ -31,6 +31,8 @@ from jrnn.models.blocks import (
 from jrnn.models.family import Block, Branch, Decoder, Family, Mixers, Names, Norm, pairs
 from jrnn.models.model_config import DecoderKeys, Rope, ScoreKeys, divides
 
+Parts = dict[str, Block]  # by the type of a layer
+
 
 @dataclass(frozen=True)
 class QwenConfig(DecoderKeys):
@@ -232,7 +234,7 @@ def delta_of(c: LatentConfig, **more: Any) -> Kda:
 
 def latent_layers(
     c: LatentConfig,
-    mixers: dict[str, Block],
+    mixers: Parts,
     attends: Container[int],
     one: Mlp,
     bias: str,
@@ -246,7 +248,7 @@ def latent_layers(
     experts = Both(
         (Side("", Experts(one, Router.of_scores(c, bias))), Side("shared_experts", shared))
     )
-    feeds: dict[str, Block] = {
+    feeds: Parts = {
         "dense": replace(shared, inner=c.intermediate_size),
         "sparse": experts,
     }
@@ -268,7 +270,7 @@ def kimi(c: LatentConfig) -> Decoder:
     given = own.get("full_attn_layers")
     attends = range(4, c.num_hidden_layers, 4) if given is None else [k - 1 for k in given]
     one = Mlp(d, c.moe_intermediate_size, c.hidden_act, ("w1", "w3", "w2"))
-    mixers: dict[str, Block] = {"linear_attention": delta_of(c), "full_attention": latent(c)}
+    mixers: Parts = {"linear_attention": delta_of(c), "full_attention": latent(c)}
     names = ("self_attn", "block_sparse_moe")
     layers = latent_layers(c, mixers, attends, one, "gate.e_score_correction_bias", names)
     return Decoder(d, c.vocab_size, tuple(layers), Norm(d, c.rms_norm_eps))
@@ -290,7 +292,7 @@ def bailing(c: BailingConfig) -> Decoder:
     )
     attends = range(c.layer_group_size - 1, c.num_hidden_layers, c.layer_group_size)
     one = Mlp(d, c.moe_intermediate_size, c.hidden_act)
-    mixers: dict[str, Block] = {"linear_attention": kda, "full_attention": attention}
+    mixers: Parts = {"linear_attention": kda, "full_attention": attention}
     layers = latent_layers(c, mixers, attends, one, "gate.expert_bias", ("attention", "mlp"))
     names = Names("model.word_embeddings.weight")
     return Decoder(d, c.vocab_size, tuple(layers), Norm(d, c.rms_norm_eps), names=names)
@@ -384,7 +386,7 @@ def glm5_next(c: Glm5Config) -> Decoder:
     )
     bound = own.get("gate_lower_bound", c.linear_lower_bound)
     bound = -5.0 if bound is None and own and own.get("safe_gate", True) else bound
-    mixers: dict[str, Block] = {
+    mixers: Parts = {
         "linear_attention": delta_of(c, flat=True, bound=bound),
         "full_attention": attention,
     }

@@ -13,11 +13,14 @@ from jrnn.errors import NetError, describe_op, near
 from jrnn.nets.graph.scope import free_names, keeps_outputs, reads
 from jrnn.nets.ir import Net, Op, written_by
 
+KnownVersions = Mapping[str, int]  # of blobs, to continue from
+Versions = dict[str, int]  # the version of each blob
+
 Versioned = tuple[str, int]
 Ssa = list[tuple[list[Versioned], list[Versioned]]]
 
 
-def get_ssa(net: Net, blob_versions: Mapping[str, int] | None = None) -> tuple[Ssa, dict[str, int]]:
+def get_ssa(net: Net, blob_versions: KnownVersions | None = None) -> tuple[Ssa, Versions]:
     """Returns the versions that each operator reads and writes, and the last version of each blob.
 
     Args:
@@ -46,7 +49,7 @@ def get_ssa(net: Net, blob_versions: Mapping[str, int] | None = None) -> tuple[S
     return ssa, versions
 
 
-def _first_versions(net: Net, blob_versions: Mapping[str, int] | None) -> dict[str, int]:
+def _first_versions(net: Net, blob_versions: KnownVersions | None) -> Versions:
     """Returns the versions of blobs before the first operator runs."""
     versions = dict(blob_versions or {})
     for name in net.external_inputs:
@@ -54,13 +57,13 @@ def _first_versions(net: Net, blob_versions: Mapping[str, int] | None) -> dict[s
     return versions
 
 
-def _count_writes(op: Op, versions: dict[str, int]) -> None:
+def _count_writes(op: Op, versions: Versions) -> None:
     """Adds the new versions that an operator writes to `versions`."""
     for name in op.outputs:
         versions[name] = versions.get(name, 0) + 1
 
 
-def versioned(names: Iterable[str], versions: Mapping[str, int]) -> list[Versioned]:
+def versioned(names: Iterable[str], versions: KnownVersions) -> list[Versioned]:
     """Returns names with their versions; 0 for names that have none."""
     return [(name, versions.get(name, 0)) for name in names]
 
@@ -72,19 +75,19 @@ class Access:
     `updates` are the written blobs that may keep their old value; both versions must then have one name.
     """
 
-    reads: dict[str, int]
-    writes: dict[str, int]
+    reads: Versions
+    writes: Versions
     updates: tuple[str, ...] = ()
 
 
 def get_accesses(
-    net: Net, blob_versions: Mapping[str, int] | None = None
-) -> tuple[list[Access], dict[str, int]]:
+    net: Net, blob_versions: KnownVersions | None = None
+) -> tuple[list[Access], Versions]:
     """Does the same as `get_ssa`, and includes what the sub-nets of each operator read besides its inputs."""
     versions = _first_versions(net, blob_versions)
     accesses = []
     for op in net.ops:
-        read: dict[str, int] = {}
+        read: Versions = {}
         for name in (*op.inputs, *free_names(op)):
             read[name] = versions.setdefault(name, 0)
         updates: list[str] = []
@@ -109,7 +112,7 @@ class Flow:
     """The writer and the readers of each versioned blob of a net."""
 
     accesses: list[Access]
-    versions: dict[str, int]
+    versions: Versions
     writer: dict[Versioned, int]
     readers: dict[Versioned, list[int]]
     external: set[Versioned]
@@ -189,7 +192,7 @@ def get_consumer_map(ssa: Ssa) -> dict[Versioned, list[tuple[int, int]]]:
 
 
 def get_op_ids_in_path(
-    ssa: Ssa, blob_versions: Mapping[str, int], inputs: Iterable[str], outputs: Iterable[str]
+    ssa: Ssa, blob_versions: KnownVersions, inputs: Iterable[str], outputs: Iterable[str]
 ) -> list[int]:
     """Returns the operators that compute the last versions of `outputs` from the last versions of `inputs`.
 

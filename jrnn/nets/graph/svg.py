@@ -17,6 +17,8 @@ from jrnn.errors import printable
 from jrnn.nets.graph.scope import free_names
 from jrnn.nets.ir import Net
 
+Marks = Mapping[str, tuple[str, str]]  # a fill color and a note, by blob
+
 
 class _Pixels(NamedTuple):
     """The measures of a drawing, in pixels."""
@@ -58,6 +60,8 @@ _PLAIN = "#ffffff"
 
 # ("op", index), ("blob", name, version), ("blob", name, version, index of the only reader) or ("bend", edge, layer).
 Node = tuple[Any, ...]
+Positions = dict[Node, float]
+Widths = Mapping[Node, float]
 Edge = tuple[Node, Node]
 Neighbors = Mapping[Node, list[Node]]
 STYLE = (
@@ -67,7 +71,7 @@ STYLE = (
 )
 
 
-def to_svg(net: Net, marks: Mapping[str, tuple[str, str]] | None = None) -> str:
+def to_svg(net: Net, marks: Marks | None = None) -> str:
     """Returns an SVG image of a net: boxes are operators, rounded boxes are versions of blobs, sub-nets are below.
 
     Args:
@@ -115,7 +119,7 @@ def _nets(net: Net, caption: str) -> Iterator[tuple[str, Net]]:
             yield from _nets(sub, f"{name} of op #{k} {op.type} in {caption}")
 
 
-def _draw(net: Net, marks: Mapping[str, tuple[str, str]]) -> tuple[str, float, float]:
+def _draw(net: Net, marks: Marks) -> tuple[str, float, float]:
     """Returns the body of a drawing with its width and height."""
     versions: dict[str, int] = {}
     labels: dict[Node, str] = {}
@@ -177,7 +181,7 @@ def _look(
     node: Node,
     versions: Mapping[str, int],
     labels: Mapping[Node, str],
-    marks: Mapping[str, tuple[str, str]],
+    marks: Marks,
 ) -> tuple[str, str]:
     """Returns the fill color of a node, and its title."""
     if node[0] == "op":
@@ -230,7 +234,7 @@ class Drawing:
     layers: int
 
 
-def layout(widths: Mapping[Node, float], edges: Sequence[Edge]) -> Drawing:
+def layout(widths: Widths, edges: Sequence[Edge]) -> Drawing:
     """Places the nodes of an acyclic graph; `widths` lists them in an order in which all edges point forward.
 
     >>> a, b, c = ("a",), ("b",), ("c",)
@@ -316,7 +320,7 @@ def _layers(nodes: Sequence[Node], edges: Sequence[Edge]) -> dict[Node, int]:
 def _order(rows: list[list[Node]], above: Neighbors, below: Neighbors) -> None:
     """Sorts each row by the mean positions of neighbors, in sweeps down and up."""
     for sweep in range(_LIMITS.sweeps):
-        position: dict[Node, float] = {}
+        position: Positions = {}
         for row in rows:
             position.update(zip(row, range(len(row))))
         is_down = sweep % 2 == 0
@@ -325,7 +329,7 @@ def _order(rows: list[list[Node]], above: Neighbors, below: Neighbors) -> None:
             position.update(zip(row, range(len(row))))
 
 
-def _wanted(row: list[Node], near: Neighbors, x: Mapping[Node, float]) -> dict[Node, float]:
+def _wanted(row: list[Node], near: Neighbors, x: Widths) -> Positions:
     """Returns the mean position of the neighbors of each node in a row; its own if it has none."""
     wanted = {}
     for node in row:
@@ -335,10 +339,10 @@ def _wanted(row: list[Node], near: Neighbors, x: Mapping[Node, float]) -> dict[N
 
 
 def _centers(
-    rows: list[list[Node]], sizes: Mapping[Node, float], above: Neighbors, below: Neighbors
-) -> dict[Node, float]:
+    rows: list[list[Node]], sizes: Widths, above: Neighbors, below: Neighbors
+) -> Positions:
     """Returns the x of the center of each node, near its neighbors as far as there is space."""
-    x: dict[Node, float] = {}
+    x: Positions = {}
     for row in rows:
         _pack(row, sizes, dict.fromkeys(row, 0.0), x)
     for sweep in range(2 * _LIMITS.sweeps):
@@ -348,9 +352,7 @@ def _centers(
     return x
 
 
-def _pack(
-    row: list[Node], sizes: Mapping[Node, float], wanted: Mapping[Node, float], x: dict[Node, float]
-) -> None:
+def _pack(row: list[Node], sizes: Widths, wanted: Widths, x: Positions) -> None:
     """Places the nodes of a row near `wanted` without overlap: at the mean of a pass to the right and one to the left."""
     if not row:
         return

@@ -19,6 +19,8 @@ from jrnn.nets.graph.scope import reads
 from jrnn.nets.ir import Blobs, ExecutionStep, Net, Plan, written_by
 from jrnn.nets.lowering import Freed, Values, run_net, without_sources
 
+Nets = dict[str, Net]
+
 # The fields of a step that `show_steps` prints, in order.
 _SHOWN_FIELDS = (
     "num_iter",
@@ -105,7 +107,7 @@ class _Execution:
         files: str | Path | None,
     ):
         self.files = files
-        self.nets: dict[str, Net] = {}
+        self.nets: Nets = {}
         self.reads: dict[str, list[str]] = {}
         for name, net in _checked(plan, given).items():
             self.nets[name] = without_sources(net, given)
@@ -209,9 +211,9 @@ def _stops(step: ExecutionStep, ws: _Workspace) -> bool:
     return bool(np.asarray(value).reshape(()))
 
 
-def _checked(plan: Plan, given: Blobs) -> dict[str, Net]:
+def _checked(plan: Plan, given: Blobs) -> Nets:
     """Returns the nets by name; raises PlanError for a plan that cannot run with any values."""
-    nets: dict[str, Net] = {}
+    nets: Nets = {}
     for net in plan.networks:
         if net.name in nets:
             raise PlanError(f"plan {plan.name!r}: two nets are named {net.name!r}; rename one")
@@ -279,7 +281,7 @@ def net_of_plan(plan: Plan, name: str | None = None) -> tuple[Net, tuple[Net, ..
         raise PlanError(
             f"plan {plan.name!r} has no net {name!r}{near(name, nets)}; it has {', '.join(nets)}"
         )
-    before: dict[str, Net] = {}
+    before: Nets = {}
     for step in plan.steps:
         for network in step.network_names():
             if network == name:

@@ -27,6 +27,8 @@ from jrnn.nets.proto.messages import (
 )
 from jrnn.nets.proto.netdef import MessageReader, to_message
 
+FilePath = os.PathLike[str]
+
 T = TypeVar("T")
 # The fields of a step that the wire has under the same names, except for its name.
 _STEP_FIELDS = [
@@ -40,7 +42,7 @@ _LOOKS_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 _LOOKS_LIKE_TEXT = re.compile(r"[\n{:]|\A\Z")
 
 
-def read_net(source: str | bytes | os.PathLike[str], *, limits: Limits = DEFAULT_LIMITS) -> Net:
+def read_net(source: str | bytes | FilePath, *, limits: Limits = DEFAULT_LIMITS) -> Net:
     """Reads a net from a file, from bytes (binary or text), or from text.
 
     A str is a path if a file of that name exists; otherwise it is text if it has a line break, "{" or ":".
@@ -87,7 +89,7 @@ def format_net(net: Net) -> str:
     return format_message(to_message(net))
 
 
-def write_net(net: Net, path: str | os.PathLike[str]) -> None:
+def write_net(net: Net, path: str | FilePath) -> None:
     """Writes a net to a file, binary under `.pb` and text under `.pbtxt`, completely or not at all."""
     target = Path(path)
     if _is_text(target, "net"):
@@ -106,7 +108,7 @@ def _is_text(target: Path, what: str) -> bool:
     return target.suffix == ".pbtxt"
 
 
-def file_bytes(path: str | os.PathLike[str], limits: Limits) -> bytes:
+def file_bytes(path: str | FilePath, limits: Limits) -> bytes:
     """Returns the contents of a file.
 
     Raises:
@@ -129,7 +131,7 @@ def file_bytes(path: str | os.PathLike[str], limits: Limits) -> bytes:
 
 
 def read_source(
-    source: bytes | str | os.PathLike[str], limits: Limits, parse: Callable[[bytes, Limits], T]
+    source: bytes | str | FilePath, limits: Limits, parse: Callable[[bytes, Limits], T]
 ) -> T:
     """Parses bytes, or a file that the errors then name."""
     if isinstance(source, bytes):
@@ -162,7 +164,7 @@ def _read_bytes(data: bytes, limits: Limits) -> Net:
     return net
 
 
-def read_plan(source: bytes | str | os.PathLike[str], *, limits: Limits = DEFAULT_LIMITS) -> Plan:
+def read_plan(source: bytes | str | FilePath, *, limits: Limits = DEFAULT_LIMITS) -> Plan:
     """Reads a plan from a file, or from bytes that are binary or text. Fields that Caffe2's schema lacks are dropped.
 
     Raises:
@@ -207,9 +209,7 @@ def _to_step(m: Any) -> ExecutionStep:
         raise e.at("execution step") from None
 
 
-def read_net_or_plan(
-    path: str | os.PathLike[str], *, limits: Limits = DEFAULT_LIMITS
-) -> Net | Plan:
+def read_net_or_plan(path: str | FilePath, *, limits: Limits = DEFAULT_LIMITS) -> Net | Plan:
     """Reads a file that holds a net or a plan; raises FormatError, about a net, if it holds neither.
 
     The bytes do not say which. A plan read as a net has operators without types, or none, unlike any net that runs.
@@ -245,7 +245,7 @@ def serialize_plan(plan: Plan) -> bytes:
     return bytes(_plan_message(plan).SerializePartialToString(deterministic=True))
 
 
-def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+def write_plan(plan: Plan, path: str | FilePath) -> None:
     """Writes a plan to a file, binary under `.pb` and text under `.pbtxt`, completely or not at all."""
     target = Path(path)
     if _is_text(target, "plan"):

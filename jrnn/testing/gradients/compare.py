@@ -28,6 +28,8 @@ from jrnn.testing.gradients.report import BlobAgreement, Blobs, within
 from jrnn.testing.gradients.subject import Subject
 from jrnn.testing.gradients.written import WrittenGradients
 
+Errors = dict[str, float]  # by blob
+
 STEP = 6e-6  # about the cube root of float64's epsilon, which balances rounding and truncation of central differences
 Gradients = dict[str, Any]
 TOLERANCE = 1e-10
@@ -102,7 +104,7 @@ def agreements(
     along = (
         direction_errors(s, mine, large, effort.directions) if effort.directions and large else {}
     )
-    twice: dict[str, float] = {}
+    twice: Errors = {}
     if effort.second and s.held is not None:
         notes.append("second derivatives were not compared, because stop_gradient stops them")
     elif effort.second:
@@ -373,9 +375,7 @@ def element_differences(
     return dict(zip(names, np.split(slopes.T, ends, axis=1)))
 
 
-def direction_errors(
-    s: Subject, gradients: Gradients, names: list[str], count: int
-) -> dict[str, float]:
+def direction_errors(s: Subject, gradients: Gradients, names: list[str], count: int) -> Errors:
     """The largest error of each blob's gradient along `count` random directions, next to central differences.
 
     A direction changes all elements of one blob and has length 1. A slope is then about the gradient's norm over the root
@@ -398,7 +398,7 @@ def direction_errors(
     return largest
 
 
-def second_errors(s: Subject) -> dict[str, float]:
+def second_errors(s: Subject) -> Errors:
     """The error of JAX's second derivative along a random direction in all blobs, next to differences of its gradient.
 
     Raises what JAX raises for a function without second derivative.
@@ -427,7 +427,7 @@ def second_errors(s: Subject) -> dict[str, float]:
 # Within a net ----------------------------------------------------------------------------------------------------------
 
 
-def inner_errors(s: Subject) -> dict[str, float]:
+def inner_errors(s: Subject) -> Errors:
     """The net error of every blob that an operator of the net writes and a gradient reaches, for the first seeds.
 
     JAX's gradient of a blob is that of a zero that is added to it. For a blob that is overwritten, the first value counts.

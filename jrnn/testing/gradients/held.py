@@ -114,19 +114,20 @@ def _stops(eqn: Eqn, held: HeldValues) -> bool:
 
 
 Pair = tuple[Any, Any]  # a value at the base, and at the moved point
+Pairs = list[Pair]
 
 
-def _called(program: Any, pairs: Iterable[Pair], held: HeldValues) -> list[Pair]:
+def _called(program: Any, pairs: Iterable[Pair], held: HeldValues) -> Pairs:
     return interpreted(
         program, pairs, lambda eqn, pairs: _results(eqn, pairs, held), lambda v: (v, v)
     )
 
 
-def _called_on(program: Any, held: HeldValues, *pairs: Pair) -> list[Pair]:
+def _called_on(program: Any, held: HeldValues, *pairs: Pair) -> Pairs:
     return _called(program, pairs, held)
 
 
-def _results(eqn: Eqn, pairs: list[Pair], held: HeldValues) -> list[Pair]:
+def _results(eqn: Eqn, pairs: Pairs, held: HeldValues) -> Pairs:
     base = [b for b, _ in pairs]
     moved = [m for _, m in pairs]
     if held.stops(eqn):
@@ -149,14 +150,14 @@ def _results(eqn: Eqn, pairs: list[Pair], held: HeldValues) -> list[Pair]:
     return _called(body, pairs, held)
 
 
-def _scan(eqn: Eqn, pairs: list[Pair], held: HeldValues) -> list[Pair]:
+def _scan(eqn: Eqn, pairs: Pairs, held: HeldValues) -> Pairs:
     p = eqn.params
     first, count = scan_counts(p)
     fixed = pairs[:first]
     carry = pairs[first : first + count]
     xs = pairs[first + count :]
 
-    def step(carry: list[Pair], xs: list[Pair]) -> tuple[list[Pair], list[Pair]]:
+    def step(carry: Pairs, xs: Pairs) -> tuple[Pairs, Pairs]:
         outs = _called(p["jaxpr"], [*fixed, *carry, *xs], held)
         return outs[:count], outs[count:]
 
@@ -164,7 +165,7 @@ def _scan(eqn: Eqn, pairs: list[Pair], held: HeldValues) -> list[Pair]:
     return [*last, *ys]
 
 
-def _along_rule(eqn: Eqn, base: list[Any], moved: list[Any]) -> list[Pair]:
+def _along_rule(eqn: Eqn, base: list[Any], moved: list[Any]) -> Pairs:
     """The value at the base, and that plus the slope that the rule gives towards the moved arguments."""
     smooth = [k for k, b in enumerate(base) if jnp.issubdtype(jnp.result_type(b), jnp.floating)]
 
