@@ -400,7 +400,7 @@ COMMANDS: dict[str, tuple[tuple[Any, str, str, Callable[[_Options], None]], ...]
         (
             training.export_command,
             "export",
-            "write a trained model for ONNX, JAX, Caffe2 or Python",
+            "write a trained model for ONNX, JAX or Caffe2",
             _export,
         ),
         (
@@ -422,7 +422,7 @@ COMMANDS: dict[str, tuple[tuple[Any, str, str, Callable[[_Options], None]], ...]
         (
             nets.convert_command,
             "convert",
-            "convert nets and functions to Caffe2's files or Python",
+            "convert nets and functions to Caffe2's files",
             _convert,
         ),
         (tools.ops_command, "ops", "list the operators", _ops),
