@@ -3,7 +3,7 @@
 python scripts/raise_jax.py VERSION
 
 Prints the new bound, or nothing if the version is admitted already. tests/test_release.py then names the pages to change.
-The version is also noted as tested in jrnn/jaxprs/jax_internals.py.
+The version is also noted as tested in jrnn/jaxprs/jax_internals/tracing.py.
 """
 
 import re
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
-INTERNALS = PROJECT.parent / "jrnn" / "jaxprs" / "jax_internals.py"
+INTERNALS = PROJECT.parent / "jrnn" / "jaxprs" / "jax_internals" / "tracing.py"
 
 
 def main(version: str) -> None:
@@ -28,7 +28,7 @@ def main(version: str) -> None:
 
 
 def with_tested(text: str, minor: int, patch: int) -> str:
-    """Returns the source of jax_internals.py with a release of JAX as the newest of its minor that was tested."""
+    """Returns the source of tracing.py with a release of JAX as the newest of its minor that was tested."""
     table = re.search(r"_TESTED = \{(.*?)\}", text, re.S)
     newest = {int(m): int(p) for m, p in re.findall(r"\(0, (\d+)\): (\d+)", table[1])}
     if newest.get(minor, -1) >= patch:

@@ -1,8 +1,8 @@
-"""What jrnn does with a JAX that has other names: each name that `jaxprs/jax_internals.py` reads, renamed in that file.
+"""What jrnn does with a JAX that has other names: each name that `jaxprs/jax_internals` reads, renamed in its file.
 
 python tests/loops/renamed_in_jax.py CASES
 
-CASES is a JSON list of `[old, new, is_untested]`: the text `old` of the file becomes `new`, and JAX may count as newer than
+CASES is a JSON list of `[old, new, is_untested]`: the text `old` of the files becomes `new`, and JAX may count as newer than
 all tested versions. Each case runs in a fork of this process, which has loaded JAX and nothing of jrnn. It prints a line of
 JSON: the largest relative difference of the gradients of `jrnn.scan` and `jax.lax.scan`, or the error; and the warnings.
 """
@@ -20,31 +20,33 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-SOURCE = Path(__file__).parents[2] / "jrnn" / "jaxprs" / "jax_internals.py"
-NAME = "jrnn.jaxprs.jax_internals"
+FOLDER = Path(__file__).parents[2] / "jrnn" / "jaxprs" / "jax_internals"
+SOURCES = {
+    f"jrnn.jaxprs.jax_internals.{name}": FOLDER / f"{name}.py" for name in ("lowering", "tracing")
+}
 
 
 class Renamed(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
-    """Imports `jax_internals` with another source."""
+    """Imports the files of `jax_internals` with other sources."""
 
     def __init__(self, old, new, is_untested):
-        text = SOURCE.read_text(encoding="utf-8")
-        assert old in text, f"{old!r} is not in {SOURCE.name}"
+        texts = {str(path): path.read_text(encoding="utf-8") for path in SOURCES.values()}
+        assert any(old in text for text in texts.values()), f"{old!r} is not in {FOLDER.name}"
         tested = ("is_untested = ", "is_untested = True or ") if is_untested else ("", "")
-        self._text = text.replace(old, new).replace(*tested)
+        self._texts = {
+            path: text.replace(old, new).replace(*tested) for path, text in texts.items()
+        }
 
     def find_spec(self, name, path, target=None):
-        return (
-            importlib.util.spec_from_file_location(name, SOURCE, loader=self)
-            if name == NAME
-            else None
-        )
+        if name not in SOURCES:
+            return None
+        return importlib.util.spec_from_file_location(name, SOURCES[name], loader=self)
 
     def get_filename(self, name):
-        return str(SOURCE)
+        return str(SOURCES[name])
 
     def get_data(self, path):
-        return self._text.encode()
+        return self._texts[path].encode()
 
     def path_stats(self, path):
         raise OSError("its bytecode is of another source")

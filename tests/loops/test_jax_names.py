@@ -1,4 +1,4 @@
-"""What jrnn needs of the names of JAX that may move: `jaxprs/jax_internals.py` has them, and they do what they are for."""
+"""What jrnn needs of the names of JAX that may move: `jaxprs/jax_internals` has them, and they do what they are for."""
 
 import ast
 import json
@@ -17,8 +17,10 @@ from jax.sharding import PartitionSpec as P
 import jrnn
 from jrnn.jaxprs import LOWERED_CALLS, all_equations, is_literal, jax_internals
 from jrnn.jaxprs.flat import evaluate_graph, flatten
+from jrnn.jaxprs.jax_internals import lowering
 
 ROOT = Path(jrnn.__file__).parent
+INTERNALS = sorted(Path(jax_internals.__file__).parent.glob("*.py"))
 MOVING = {"jax._src", "jax.core", "jax.experimental", "jax.extend", "jax.interpreters", "jax.lib"}
 
 
@@ -147,32 +149,34 @@ def _names(path):
             yield f"jax.{node.attr}", node.lineno
 
 
-def test_no_other_file_uses_them_or_compares_versions():
-    """What is known of JAX's insides stands in one file; tests/loops/renamed_in_jax.py renames it there."""
+def test_no_other_room_uses_them_or_compares_versions():
+    """What is known of JAX's insides stands in one folder; tests/loops/renamed_in_jax.py renames it there."""
+    assert {path.name for path in INTERNALS} == {"__init__.py", "lowering.py", "tracing.py"}
     for path in ROOT.rglob("*.py"):
-        if path != Path(jax_internals.__file__):
+        if path not in INTERNALS:
             for name, line in _names(path):
                 moves = ".".join(name.split(".")[:2]) in MOVING
-                assert not moves, f"{path}:{line}: {name} belongs into jaxprs/jax_internals.py"
+                assert not moves, f"{path}:{line}: {name} belongs into jaxprs/jax_internals"
             versions = re.findall(
                 r"__version_info__|\bjax(?:lib)?\.version\b|jax.__version__ *[<>=!]",
                 path.read_text("utf-8"),
             )
-            assert not versions, f"{path}: {versions} belong into jaxprs/jax_internals.py"
+            assert not versions, f"{path}: {versions} belong into jaxprs/jax_internals"
 
 
 def _private_names():
     """The private names that `jax_internals` asks this version of JAX for, as the text there: a string."""
-    of_some = {"fancy_transposes": jax_internals._FIXES_ZEROS}
-    of_some["partial_eval_jaxpr_custom_rules"] = jax_internals._FIXES_CONTEXTS
+    of_some = {"fancy_transposes": lowering._FIXES_ZEROS}
+    of_some["partial_eval_jaxpr_custom_rules"] = lowering._FIXES_CONTEXTS
     of_some |= dict.fromkeys(
-        ("custom_partial_eval_rules", "partial_eval_jaxpr_nounits"), jax_internals._FIXES_RESIDUALS
+        ("custom_partial_eval_rules", "partial_eval_jaxpr_nounits"), lowering._FIXES_RESIDUALS
     )
-    for node in ast.walk(ast.parse(Path(jax_internals.__file__).read_text("utf-8"))):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_private":
-            name = node.args[1].value
-            if of_some.get(name, True):
-                yield f'{name}"'
+    for path in INTERNALS:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "private_name":
+                name = node.args[1].value
+                if of_some.get(name, True):
+                    yield f'{name}"'
 
 
 COUNTS = 'num_carry"]' if jax.__version_info__ < (0, 11) else 'ft_in"]'

@@ -1,8 +1,6 @@
-"""What jrnn knows of JAX beyond its stable interface: names that move, the shapes of internals, and differences of versions.
+"""What jrnn knows of how JAX traces: jaxprs and their equations, the context of a trace, and where equations come from.
 
-`jax.core`, `jax.extend`, `jax.experimental`, `jax.interpreters` and `jax._src` may change with every release of JAX. Then
-this is the file to edit: no other one imports from them or compares versions. `missing` has the private names that the
-installed JAX lacks, of which `loops/install.py` warns. tests/loops/test_jax_names.py checks what jrnn expects.
+Here are also the tested versions of JAX, and `missing`: the private names that the installed JAX lacks.
 """
 
 from __future__ import annotations
@@ -12,29 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from importlib import import_module
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import jax
-import jaxlib.version
-from jax.core import ShapedArray as ShapedArray
-from jax.core import Tracer
-from jax.experimental import topologies as topologies
+from jax.core import ShapedArray, Tracer
 from jax.experimental import xla_metadata
-from jax.experimental.multihost_utils import broadcast_one_to_all as broadcast_one_to_all
-from jax.experimental.multihost_utils import process_allgather as process_allgather
 from jax.extend import linear_util, random, source_info_util
-from jax.extend.core import ClosedJaxpr as ClosedJaxpr  # type: ignore[attr-defined, unused-ignore]
-from jax.extend.core import DebugInfo
-from jax.extend.core import Jaxpr as Jaxpr
-from jax.extend.core import Literal as Literal
-from jax.extend.core import Primitive as Primitive
-from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
-from jax.extend.core.primitives import closed_call_p, cond_p, while_p
-from jax.extend.core.primitives import scan_p as scan_p
-from jax.extend.mlir import ir
-from jax.interpreters import ad as ad
-from jax.interpreters import batching as batching
-from jax.interpreters import mlir as mlir
+from jax.extend.core import (  # type: ignore[attr-defined, unused-ignore]
+    ClosedJaxpr,
+    DebugInfo,
+    Jaxpr,
+    Primitive,
+    jaxpr_as_fun,
+)
+from jax.extend.core.primitives import closed_call_p
 
 if TYPE_CHECKING:  # by JAX's own annotations, a value of a jaxpr has no shape
 
@@ -62,34 +51,26 @@ set_xla_metadata: Callable[..., AbstractContextManager[None]] = xla_metadata.set
 
 # Versions ------------------------------------------------------------------------------------------------------------
 
-_JAX = jax.__version_info__
-_JAXLIB = jaxlib.version.__version_info__
+JAX = jax.__version_info__
 _TESTED = {
     (0, 10): 2,
     (0, 11): 2,
     (0, 12): 0,
 }  # by minor release: the newest patch with which the tests passed
 
-is_untested = _JAX[2] > _TESTED.get(
-    _JAX[:2], -1
+is_untested = JAX[2] > _TESTED.get(
+    JAX[:2], -1
 )  # whether this version of JAX is newer than what was tested
-XLA_MAKES_ONE_KERNEL = _JAXLIB >= (0, 12)  # XLA:CPU makes one kernel of any loop without calls
-XLA_KEEPS_BARRIERS = _JAXLIB >= (0, 11)  # earlier XLA:CPU drops them before it fuses
-LINEARIZATION_PARTS = 4 + (_JAX >= (0, 11, 1))  # the results of a rule for linearization
-_CHECK_CONTEXTS = int(_JAX >= (0, 11))  # arguments of a rule of `checkify` before the error
-_FIXES_ZEROS = _JAX < (0, 11)  # `jrnn.jaxprs.jax_fixes.with_zeros_of_a_step`
-_FIXES_RESIDUALS = _JAX < (0, 12)  # `jrnn.jaxprs.jax_fixes.with_inputs_as_residuals`
-_FIXES_CONTEXTS = _JAX >= (0, 11)  # `jrnn.jaxprs.jax_fixes.in_context_of_loop`
 
 # Private names -------------------------------------------------------------------------------------------------------
 
 missing: dict[str, str] = {}  # the private names that this JAX lacks, and what happens without each
-_LEFT = "jrnn.scan is jax.lax.scan"
+LEFT_TO_JAX = "jrnn.scan is jax.lax.scan"
 _TRACED_TWICE = "a function that is called inside and outside of a step is traced twice"
 _NOT_EVERYWHERE = "optimize_scans(everywhere=True) raises"
 
 
-def _private(module: str, name: str, without: str) -> Any:
+def private_name(module: str, name: str, without: str) -> Any:
     """Returns a private name of JAX, or None if this version lacks it: then `missing` says what happens `without` it."""
     try:
         return attrgetter(name)(import_module(f"jax._src.{module}"))
@@ -98,136 +79,52 @@ def _private(module: str, name: str, without: str) -> Any:
         return None
 
 
-_lowerings = _private("interpreters.mlir", "_lowerings", _LEFT)
-_jvps = _private("interpreters.ad", "primitive_jvps", _LEFT)
-_linearizations = _private("interpreters.ad", "primitive_linearizations", _LEFT)
-current_metadata: Callable[[], Any] = _private("xla_metadata_lib", "current_xla_metadata", _LEFT)
+current_metadata: Callable[[], Any] = private_name(
+    "xla_metadata_lib", "current_xla_metadata", LEFT_TO_JAX
+)
 
-thread_metadata: Callable[[], Any] = _private(
+thread_metadata: Callable[[], Any] = private_name(
     "config", "xla_metadata_context_manager.get_local", _TRACED_TWICE
 )
-swap_thread_metadata: Callable[[Any], Any] = _private(
+swap_thread_metadata: Callable[[Any], Any] = private_name(
     "config", "xla_metadata_context_manager.swap_local", _TRACED_TWICE
 )
-set_thread_metadata: Callable[[Any], None] = _private(
+set_thread_metadata: Callable[[Any], None] = private_name(
     "config", "xla_metadata_context_manager.set_local", _TRACED_TWICE
 )
-_global_metadata = _private("config", "xla_metadata_context_manager.get_global", _NOT_EVERYWHERE)
-_set_global_metadata = _private(
+_global_metadata = private_name(
+    "config", "xla_metadata_context_manager.get_global", _NOT_EVERYWHERE
+)
+_set_global_metadata = private_name(
     "config", "xla_metadata_context_manager.set_global", _NOT_EVERYWHERE
 )
-_updated_metadata = _private("xla_metadata_lib", "update_metadata", _NOT_EVERYWHERE)
+_updated_metadata = private_name("xla_metadata_lib", "update_metadata", _NOT_EVERYWHERE)
 
-trace_context: Callable[[], Any] | None = _private(
+trace_context: Callable[[], Any] | None = private_name(
     "config", "trace_context", "calls outside of jit take 0.1 ms longer"
 )
-_without_frames_in = _private(
+_without_frames_in = private_name(
     "traceback_util", "register_exclusion", "tracebacks show the frames of jrnn"
 )
-_api_boundary = _private("traceback_util", "api_boundary", "tracebacks show the frames of jrnn")
-_register_cache = _private(
+_api_boundary = private_name("traceback_util", "api_boundary", "tracebacks show the frames of jrnn")
+_register_cache = private_name(
     "util", "register_cache", "jax.clear_caches() does not empty the caches of jrnn"
 )
-_remat3 = _private(
+_remat3 = private_name(
     "config", "remat3", "gradients of jrnn.scan raise where the option jax_remat3 is set"
 )
-_unspecified = _private(
+_unspecified = private_name(
     "sharding_impls", "UNSPECIFIED", "jitted functions in a step are not inlined"
 )
-_write_metadata = _private(
-    "interpreters.mlir", "wrap_xla_metadata_in_place", "lowered programs name the tags of loops"
-)
-_trace = _private(
+_trace = private_name(
     "interpreters.partial_eval", "trace_to_jaxpr_dynamic", "loops take longer to plan"
 )
-_named_axis_effect = _private(
+_named_axis_effect = private_name(
     "core", "NamedAxisEffect", "scan(axis_name=...) raises for steps with collectives"
 )
-_private("core", "ShapedArray.manual_axis_type", "loops in jax.shard_map with check_vma=True raise")
-_check_rules = _private(
-    "checkify", "error_checks", "checkify reports checks of examples that have stopped"
+private_name(
+    "core", "ShapedArray.manual_axis_type", "loops in jax.shard_map with check_vma=True raise"
 )
-_transposes = _partial_evals = _partial_eval = _checkpointed = None
-if _FIXES_ZEROS:
-    _transposes = _private(
-        "interpreters.ad", "fancy_transposes", "gradients of unused outputs raise"
-    )
-if _FIXES_RESIDUALS:
-    _stores_inputs = "a loop around jax.lax.cond stores the inputs of its branches at each step"
-    _partial_evals = _private(
-        "interpreters.partial_eval", "custom_partial_eval_rules", _stores_inputs
-    )
-    _partial_eval = _private(
-        "interpreters.partial_eval", "partial_eval_jaxpr_nounits", _stores_inputs
-    )
-if _FIXES_CONTEXTS:
-    _left_forward = "the forward loop of a jax.checkpoint around a loop is left to JAX"
-    _checkpointed = _private(
-        "interpreters.partial_eval", "partial_eval_jaxpr_custom_rules", _left_forward
-    )
-
-
-class LoopRules(NamedTuple):
-    """JAX's own rules for loops."""
-
-    lower_scan: Callable[..., Any]
-    lower_while: Callable[..., Any]
-    jvp: Callable[..., Any]
-    linearize: Callable[..., Any]
-
-
-def loop_rules() -> LoopRules | None:
-    """Returns JAX's rules for loops, or None if this version of JAX has not all that jrnn wraps: `missing` says what."""
-    if _LEFT in missing.values():
-        return None
-    try:
-        lower_scan, lower_while = (_lowerings[loop].rule for loop in (scan_p, while_p))
-        return LoopRules(lower_scan, lower_while, _jvps[scan_p], _linearizations[scan_p])
-    except (KeyError, AttributeError, TypeError) as error:
-        missing[f"a rule for {error}"] = _LEFT
-        return None
-
-
-def replace_rules(rules: LoopRules, platforms: Mapping[str, Callable[..., Any]]) -> None:
-    """Puts rules for scans and while loops in the place of JAX's.
-
-    Args:
-        rules: the new rules; `lower_scan` is not read.
-        platforms: the rule that lowers a scan for each platform.
-    """
-    for platform, lower in platforms.items():
-        try:
-            mlir.register_lowering(scan_p, lower, platform=platform)
-            mlir.register_lowering(while_p, rules.lower_while, platform=platform)
-        except NotImplementedError:  # a platform that this installation has not
-            continue
-    _jvps[scan_p], _linearizations[scan_p] = rules.jvp, rules.linearize
-
-
-def fix_rules(
-    with_zeros_of_a_step: Callable[..., Any],
-    with_inputs_as_residuals: Callable[..., Any],
-    in_context_of_loop: Callable[..., Any],
-) -> None:
-    """Wraps those rules of JAX that have faults in this version."""
-    if _transposes is not None:
-        _transposes[scan_p] = with_zeros_of_a_step(_transposes[scan_p])
-    if _partial_evals is not None and _partial_eval is not None:
-        _partial_evals[cond_p] = with_inputs_as_residuals(_partial_evals[cond_p], _partial_eval)
-    if _checkpointed is not None:
-        _checkpointed[scan_p] = in_context_of_loop(_checkpointed[scan_p])
-
-
-def set_check_rule(primitive: Any, evaluate: Callable[..., Any]) -> None:
-    """Sets the function of its operands by which `jax.experimental.checkify` evaluates a primitive."""
-    if _check_rules is None:
-        return
-
-    def rule(*args: Any) -> tuple[Any, Any]:
-        error, _, *operands = args[_CHECK_CONTEXTS:]
-        return error, evaluate(*operands)
-
-    _check_rules[primitive] = rule
 
 
 def api_boundary(fn: Callable[..., Any], folder: str) -> Callable[..., Any]:
@@ -291,103 +188,18 @@ def metadata_of(eqn: Any) -> Any:
 
 def context_of(eqn: Any, without: str | None = None) -> Any:
     """Returns the context in which an equation was traced, a key of dicts; without one entry of its XLA metadata."""
-    return eqn.ctx if without is None else _context_without(eqn.ctx, without)
+    return eqn.ctx if without is None else context_without(eqn.ctx, without)
 
 
 @functools.lru_cache(maxsize=256)
-def _context_without(ctx: Any, key: str) -> Any:
+def context_without(ctx: Any, key: str) -> Any:
     with ctx.manager, set_xla_metadata(**{key: None}):
         return jax.make_jaxpr(jax.lax.neg)(0.0).jaxpr.eqns[0].ctx
-
-
-def leave_out_of_programs(key: str) -> None:
-    """Leaves one entry of the XLA metadata out of all programs that are lowered: JAX would write it at each operation."""
-    write = _write_metadata
-    if write is None:
-        return
-
-    def without(ctx: Any, op: Any) -> None:
-        eqn_ctx = getattr(ctx, "jaxpr_eqn_ctx", None)
-        entries = set(getattr(eqn_ctx, "xla_metadata", None) or ())
-        if key in entries and len(entries) > 1:
-            write(ctx.replace(jaxpr_eqn_ctx=_context_without(eqn_ctx, key)), op)
-        elif key not in entries:
-            write(ctx, op)
-
-    import_module(write.__module__).wrap_xla_metadata_in_place = without  # type: ignore[attr-defined]
 
 
 def in_context(eqn: Any) -> AbstractContextManager[Any]:
     """Enters the context in which an equation was traced."""
     return eqn.ctx.manager  # type: ignore[no-any-return]
-
-
-def lowered_metadata(ctx: Any) -> Any:
-    """Returns the XLA metadata of the equation that is lowered in the context of a lowering rule, a mapping or None."""
-    return ctx.jaxpr_eqn_ctx.xla_metadata if ctx.jaxpr_eqn_ctx else None
-
-
-def lower_or_undo(lower: Callable[..., Any], ctx: Any, *args: Any) -> Any:
-    """Returns what a lowering rule returns. If it raises, erases what it has emitted, so that another rule can follow.
-
-    An exception leaves a loop or a function without its end, and such a program is not valid. Functions that are complete
-    may stay: JAX's caches have them.
-
-    Args:
-        lower: the rule, `(ctx, *args) -> the results`.
-        ctx: the context of a lowering rule.
-        args: the operands.
-    """
-    point = ir.InsertionPoint.current
-    operations = point.block.operations
-    functions = ctx.module_context.module.body.operations
-    count = len(operations)
-    function_count = len(functions)
-    try:
-        return lower(ctx, *args)
-    except Exception:
-        emitted = [operation.operation for operation in operations]
-        following = point.ref_operation
-        end = len(emitted) if following is None else emitted.index(following)
-        for operation in reversed(emitted[end - (len(emitted) - count) : end]):
-            operation.erase()
-        for function in reversed(list(functions)[function_count:]):
-            if not _is_complete(function):
-                ctx.module_context.symbol_table.erase(function)
-        raise
-
-
-def _is_complete(function: Any) -> bool:
-    """Returns whether the blocks of a function have their last operation, which returns."""
-    blocks = [block for region in function.operation.regions for block in region.blocks]
-    ends = [list(block.operations)[-1:] for block in blocks]
-    return all(end and end[0].operation.name.endswith("return") for end in ends)
-
-
-# Programs ------------------------------------------------------------------------------------------------------------
-
-
-def platform_of(backend: Any) -> str:
-    """Returns the platform that programs of a backend are lowered for, such as "cuda" where `backend.platform` is "gpu".
-
-    Args:
-        backend: `device.client` of a device.
-    """
-    return str(backend._raw_platform if backend.platform == "gpu" else backend.platform)
-
-
-def lowered_for(ctx: Any) -> tuple[int, bool]:
-    """Returns how many devices a lowered program is divided among, and whether it is exported.
-
-    Args:
-        ctx: the context of a lowering rule.
-    """
-    devices = ctx.module_context.axis_context
-    module = ctx.module_context
-    inside_of_one = hasattr(devices, "mesh") or hasattr(
-        devices, "axis_env"
-    )  # the body of `jax.shard_map` or `pmap`
-    return 1 if inside_of_one else devices.num_devices, module.lowering_parameters.for_export
 
 
 def is_traced(value: Any) -> bool:
@@ -513,21 +325,6 @@ def without_bits(eqn: Any) -> Any | None:
     if all(inner.primitive.name != "bitcast_convert_type" for inner in body.jaxpr.eqns):
         return None  # a function of the user's
     return jax.make_jaxpr(lambda x: jax.numpy.exp(-x * x))(eqn.invars[0].aval)
-
-
-def is_threefry_loop(length: Any, types: Sequence[tuple[str, Sequence[int]]]) -> bool:
-    """Returns True for the loop that JAX makes of the rounds of its default random generator, when it lowers a draw.
-
-    It counts, and carries two blocks of words, three keys and two rows of four rotations.
-
-    Args:
-        length: of the loop, or None.
-        types: the name of the data type and the shape of each array that it carries.
-    """
-    words = [tuple(shape) for name, shape in types if name == "uint32"]
-    others = [shape for name, shape in types if name != "uint32"]
-    counts = len(others) <= 1 and not any(others)
-    return length == 5 and counts and len(words) >= 4 and words.count((4,)) >= 2
 
 
 def has_own_shardings(eqn: Any) -> bool:
