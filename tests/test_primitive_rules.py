@@ -16,8 +16,7 @@ from jrnn.jaxprs.by_numpy import evaluate_by_numpy
 from jrnn.jaxprs.flat import body_of
 from jrnn.jaxprs.primitives.table import TABLE
 from jrnn.loops.kernels.native import steps
-from jrnn.loops.newton.enclosure import _RULES as ENCLOSURE
-from jrnn.loops.newton.enclosure import Box, enclosed
+from jrnn.loops.newton.enclosure import _RULES, Box, enclosed
 
 NAMES = primitives.with_kind("elementwise", "special")
 COMPLEX = dict.fromkeys(("conj", "imag", "real", "complex"), "reals alone")
@@ -57,17 +56,21 @@ AS_AN_ADDITION = {  # without a cost of their own
     **dict.fromkeys(("and", "or", "xor", "not", *SHIFTS, *BITS), "one"),
     **dict.fromkeys(("convert_element_type", "reduce_precision", *COMPLEX), "one"),
 }
+DEFINED = primitives.where(lambda row: row.definition is not None)
 KERNEL = {
     *steps.ELEMENTWISE,
     *steps.SWAPPED,
     *steps.OF_BOOLEANS,
-    *steps.COMPOSED,
+    *DEFINED,
     *("clamp", "round", "convert_element_type", "integer_pow"),
     *primitives.where(lambda row: row.copies),
 }
 ROOMS = {
-    "Caffe2": (CAFFE2, NO_OPERATOR | BITS | COMPLEX),
-    "Newton's enclosure": (ENCLOSURE, NO_ENCLOSURE),
+    "Caffe2": (CAFFE2.keys() | DEFINED, NO_OPERATOR | BITS | COMPLEX),
+    "Newton's enclosure": (
+        _RULES.keys() | primitives.where(lambda row: row.slope is not None) | DEFINED,
+        NO_ENCLOSURE,
+    ),
     "the kernel": (KERNEL, NO_INSTRUCTION),
     "costs": (
         primitives.where(lambda row: row.cost is not None),
@@ -92,7 +95,7 @@ def test_each_has_a_rule_of_onnx_or_a_reason():
     pytest.importorskip("onnxruntime")
     from jrnn.onnx.emit import RULES
 
-    missing, needless = wanting(RULES, NO_OPERATOR | BITS | COMPLEX)
+    missing, needless = wanting(RULES.keys() | DEFINED, NO_OPERATOR | BITS | COMPLEX)
     assert not missing and not needless
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from jrnn.convert.package import fill
 from jrnn.errors import ConversionError, JrnnError
 from jrnn.jaxprs.flat import FlatEquation, Graph, Var, evaluate_graph, flatten, read
-from jrnn.jaxprs.primitives import registering
+from jrnn.jaxprs.primitives import named, registering
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.ir import Op, Shape
 
@@ -299,7 +299,9 @@ class Emitter:
                 return [np.asarray(v) for v in node.run(*values)]
 
         placeholders = [Blob.of(UNKNOWN, v.shape, v.dtype or FLOAT) for v in node.outputs]
-        if node.name not in RULES:
+        rule = RULES.get(node.name)
+        definition = named(node.name).definition
+        if rule is None and definition is None:
             self.problems.append(f"{node.name} has no rule ({node.source or 'in a library'})")
             return placeholders
         for var in node.outputs:
@@ -313,7 +315,7 @@ class Emitter:
         self._source = node.source
         self._node_name = node.name
         try:
-            outs = RULES[node.name](self, node, *values)
+            outs = rule(self, node, *values) if rule else self.call(definition, *values)
         except ConversionError as e:
             self.problems.append(f"{e} ({node.source})" if node.source not in str(e) else str(e))
             return placeholders

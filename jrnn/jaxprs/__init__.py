@@ -26,6 +26,8 @@ from jrnn.jaxprs.programs import Eqn as Eqn
 from jrnn.jaxprs.programs import Names as Names
 from jrnn.jaxprs.programs import Program as Program
 from jrnn.jaxprs.programs import Rule as Rule
+from jrnn.jaxprs.programs import Value as Value
+from jrnn.jaxprs.programs import Values as Values
 from jrnn.jaxprs.programs import Var as Var
 from jrnn.jaxprs.programs import bind as bind
 from jrnn.jaxprs.programs import called as called

@@ -1,7 +1,7 @@
 """The function to convert, as a function of a flat list of named arrays, and its trace."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,9 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jrnn.errors import ConversionError, GradientError, near
+from jrnn.jaxprs import Values
 from jrnn.jaxprs.flat import Graph, flatten
+from jrnn.jaxprs.mesh_axes import Tree
 from jrnn.jaxprs.real_parts import has_complex, is_complex, real_jaxpr
 
 _NOT_KNOWN = (
@@ -22,16 +24,21 @@ _NOT_KNOWN = (
 _RANDOM = ("random_", "threefry", "rng_")
 
 
+Function = Callable[..., Any]  # of the user's, or a module
+Example = jax.Array | np.ndarray | jax.ShapeDtypeStruct | float
+Named = list[tuple[str, Example]]  # arrays, with their names
+
+
 @dataclass(frozen=True)
 class Leaf:
     """One array among the arguments: the name of its blob, and an example value or ShapeDtypeStruct."""
 
     name: str
-    value: Any
+    value: Example
     is_param: bool
 
     @property
-    def spec(self) -> Any:
+    def spec(self) -> Example:
         """Its shape and dtype; a random key is its own spec."""
         if hasattr(self.value, "dtype") and jax.dtypes.issubdtype(
             self.value.dtype, jax.dtypes.prng_key
@@ -50,10 +57,10 @@ class Call:
 
     name: str
     leaves: list[Leaf]
-    run: Callable[[Sequence[Any]], Any]
-    closed_over: list[tuple[str, Any]]
+    run: Callable[[Values], Tree]
+    closed_over: Named
 
-    def trace(self, specs: Sequence[Any]) -> tuple[Graph, list[str]]:
+    def trace(self, specs: Sequence[Example]) -> tuple[Graph, list[str]]:
         """Traces the function for arguments of these shapes; returns its graph and the names of its outputs.
 
         Raises:
@@ -110,7 +117,7 @@ class Call:
         return graph, [path_of("output", path) for path, _ in tree_flatten_with_path(out)[0]]
 
 
-def call_of(fn: Any, args: Sequence[Any], params: Any, name: str | None = None) -> Call:
+def call_of(fn: Function, args: Sequence[Tree], params: Tree, name: str | None = None) -> Call:
     """The call of a function or module with example arguments, as `from_jax` takes them."""
     own = False
     if not jax.tree_util.treedef_is_leaf(jax.tree.structure(fn)) and callable(fn):
@@ -149,7 +156,7 @@ def call_of(fn: Any, args: Sequence[Any], params: Any, name: str | None = None) 
     for leaf in leaves:
         _check_argument(leaf, name)
 
-    def run(flat: Sequence[Any]) -> Any:
+    def run(flat: Values) -> Tree:
         rest = iter(flat)
         out = fn(
             *(
@@ -162,28 +169,28 @@ def call_of(fn: Any, args: Sequence[Any], params: Any, name: str | None = None) 
     return Call(name, leaves, run, _closed_over(fn))
 
 
-def _named_after(module: Any, call: Any) -> Callable:
+def _named_after(module: Function, call: Function) -> Function:
     """`call` with the name and signature of a module."""
     call.__name__ = type(module).__name__
     call.__signature__ = _signature(type(module).__call__)
     return call
 
 
-def _signature(fn: Any) -> inspect.Signature:
+def _signature(fn: Function) -> inspect.Signature:
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError):
         return inspect.Signature()
 
 
-def _names_of(fn: Callable, count: int, has_params: bool) -> list[str]:
+def _names_of(fn: Function, count: int, has_params: bool) -> list[str]:
     parameters = _signature(fn).parameters.values()
     plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     plain = plain[1:] if has_params else plain
     return [plain[k] if k < len(plain) else f"arg_{k}" for k in range(count)]
 
 
-def path_of(prefix: str, path: Sequence[Any]) -> str:
+def path_of(prefix: str, path: Sequence[Hashable]) -> str:
     inner = keystr(tuple(path), simple=True, separator="/")
     return "/".join(part for part in (prefix, inner) if part) or "arg"
 
@@ -206,7 +213,7 @@ def _check_argument(leaf: Leaf, name: str) -> None:
             )
 
 
-def _closed_over(fn: Callable) -> list[tuple[str, Any]]:
+def _closed_over(fn: Function) -> Named:
     fn = inspect.unwrap(fn)
     if not inspect.isfunction(fn):
         return []
@@ -214,7 +221,7 @@ def _closed_over(fn: Callable) -> list[tuple[str, Any]]:
         seen = inspect.getclosurevars(fn)
     except ValueError:  # a variable that is not set yet
         return []
-    closed_over: list[tuple[str, Any]] = []
+    closed_over: Named = []
     for variable, tree in {**seen.globals, **seen.nonlocals}.items():
         if not callable(tree) and not inspect.ismodule(tree):
             closed_over += [
@@ -223,7 +230,7 @@ def _closed_over(fn: Callable) -> list[tuple[str, Any]]:
     return closed_over
 
 
-def arguments_of(fn: Callable, blobs: Mapping[str, Any]) -> list[Any]:
+def arguments_of(fn: Function, blobs: Mapping[str, Example]) -> list[Tree]:
     """The arguments of a function, assembled from arrays by name; `carry/0`, `carry/1` make a tuple, `p/w` a dict.
 
     Raises:
@@ -233,7 +240,7 @@ def arguments_of(fn: Callable, blobs: Mapping[str, Any]) -> list[Any]:
     [(2.0, 3.0), 1.0]
     """
     names = required(fn)
-    trees: dict[str, Any] = {}
+    trees: dict[str, Tree] = {}
     for path, value in blobs.items():
         first, *rest = path.split("/")
         if first not in names:
@@ -255,14 +262,14 @@ def arguments_of(fn: Callable, blobs: Mapping[str, Any]) -> list[Any]:
     return [_as_tuples(trees[name]) for name in names]
 
 
-def required(fn: Callable) -> list[str]:
+def required(fn: Function) -> list[str]:
     """The names of the required arguments of a function."""
     parameters = inspect.signature(fn).parameters.values()
     places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [p.name for p in parameters if p.kind in places and p.default is p.empty]
 
 
-def _as_tuples(tree: Any) -> Any:
+def _as_tuples(tree: Tree) -> Tree:
     if not isinstance(tree, dict):
         return tree
     if all(key.isdigit() for key in tree):

@@ -1,16 +1,17 @@
-"""How axes follow from the operands of an equation to its results: one rule a primitive."""
+"""Axes of values that belong together: how they follow through equations, and which have one size.
+
+`primitives/shapes.py` has the rule of each primitive.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from jrnn.jaxprs import primitives
+from jrnn.jaxprs.primitives.shapes import AxisRule, Follow
 from jrnn.jaxprs.programs import Atom, Eqn, Var, is_literal
 
-Follow = dict[int, int]  # an axis of an operand -> the axis of a result
-Axis = tuple[Any, int]  # a variable, and the position of an axis
+Axis = tuple[Var, int]  # a variable, and the position of an axis
 
 
 class Classes:
@@ -50,7 +51,7 @@ class Classes:
 
 def is_followed(eqn: Eqn) -> bool:
     """Returns True if axes are followed through the primitive of an equation."""
-    return primitives.rule_of(eqn, _RULES) is not None
+    return primitives.row_of(eqn).axes is not None
 
 
 def aligned(eqn: Eqn, place: int, out: Var) -> Follow:
@@ -68,19 +69,15 @@ def aligned(eqn: Eqn, place: int, out: Var) -> Follow:
     >>> [aligned(eqn, place, eqn.outvars[0]) for place in (0, 1)]
     [{0: 0}, {1: 1}]
     """
-    rule = primitives.rule_of(eqn, _RULES)
+    rule = primitives.row_of(eqn).axes
     return {} if rule is None else rule(eqn, place, out)
 
 
 def contracted_axes(eqn: Eqn, place: int) -> set[int]:
     """Returns the axes of an operand that a reduction or a product removes, whatever size they have."""
-    if primitives.is_kind(eqn, "reduction"):
-        return {*eqn.params["axes"]}
-    return (
-        {*eqn.params["dimension_numbers"][0][place]}
-        if eqn.primitive.name == "dot_general"
-        else set()
-    )
+    if eqn.primitive.name == "dot_general":
+        return {*eqn.params["dimension_numbers"][0][place]}
+    return {*eqn.params["axes"]} if primitives.is_kind(eqn, "reduction") else set()
 
 
 def of_one_size(eqn: Eqn, place: int, out: Var) -> Follow:
@@ -93,9 +90,9 @@ def of_one_size(eqn: Eqn, place: int, out: Var) -> Follow:
 def join_followed(
     eqn: Eqn,
     classes: Classes,
-    follow: Callable[[Eqn, int, Var], Follow],
-    fills: Sequence[str],
-    any_size: Callable[[Any], bool] = lambda size: False,
+    follow: AxisRule,
+    fills: Collection[str],
+    any_size: Callable[[int], bool] | None = None,
 ) -> bool:
     """Joins the axes of operands with those of results that follow from them, and fixes all others.
 
@@ -104,7 +101,7 @@ def join_followed(
         classes: of axes.
         follow: `aligned`, or `of_one_size`.
         fills: names of primitives whose results may have axes that follow from none.
-        any_size: from the size of an axis of an operand, whether it stays free although nothing follows from it.
+        any_size: of the size of an axis of an operand: whether the axis stays free although nothing follows from it.
 
     Returns:
         False if axes are not followed through the equation, so that all are fixed.
@@ -113,7 +110,7 @@ def join_followed(
         for atom in (*eqn.invars, *eqn.outvars):
             classes.fix(atom, range(getattr(atom.aval, "ndim", 0)))
         return False
-    reached: dict[Any, set[int]] = {v: set() for v in eqn.outvars}
+    unreached = {v: {*range(v.aval.ndim)} for v in eqn.outvars}
     for place, atom in enumerate(eqn.invars):
         unmatched = {*range(atom.aval.ndim)} - contracted_axes(eqn, place)
         for v in eqn.outvars:
@@ -121,75 +118,14 @@ def join_followed(
             for axis, to in followed.items():
                 classes.join(atom, axis, v, to)
             unmatched -= followed.keys()
-            reached[v].update(followed.values())
-        if unmatched:
-            classes.fix(atom, [axis for axis in unmatched if not any_size(atom.aval.shape[axis])])
-    for v in eqn.outvars if eqn.primitive.name not in fills else ():
-        classes.fix(v, {*range(v.aval.ndim)} - reached[v])
+            unreached[v].difference_update(followed.values())
+        if any_size is not None:
+            unmatched = {axis for axis in unmatched if not any_size(atom.aval.shape[axis])}
+        classes.fix(atom, unmatched)
+    if eqn.primitive.name not in fills:
+        for v, axes in unreached.items():
+            classes.fix(v, axes)
     return True
-
-
-def _elementwise(eqn: Eqn, place: int, out: Any) -> Follow:
-    # an axis of size 1 may stand for a longer one
-    mine = eqn.invars[place].aval.shape
-    whole = out.aval.shape
-    return {k: k for k, n in enumerate(whole) if mine[k] == n} if len(mine) == len(whole) else {}
-
-
-def _broadcast(eqn: Eqn, place: int, out: Any) -> Follow:
-    shape = eqn.invars[place].aval.shape
-    to = eqn.params["broadcast_dimensions"]
-    return (
-        {k: axis for k, axis in enumerate(to) if shape[k] == out.aval.shape[axis]}
-        if place == 0
-        else {}
-    )
-
-
-def _reshape(eqn: Eqn, place: int, out: Any) -> Follow:
-    if place or eqn.params.get("dimensions") is not None:
-        return {}
-    old = eqn.invars[place].aval.shape
-    new = out.aval.shape
-    starts = {(math.prod(new[:k]), new[k]): k for k in range(len(new)) if new[k] != 1}
-    pairs = ((k, starts.get((math.prod(old[:k]), old[k]))) for k in range(len(old)) if old[k] != 1)
-    return {k: axis for k, axis in pairs if axis is not None}
-
-
-def _without(axes: Callable[[Any], Sequence[int]]) -> Callable[..., Follow]:
-    """The rule of primitives that remove axes."""
-
-    def rule(eqn: Eqn, place: int, out: Any) -> Follow:
-        removed = axes(eqn)
-        remaining = [k for k in range(eqn.invars[place].aval.ndim) if k not in removed]
-        return {k: axis for axis, k in enumerate(remaining)}
-
-    return rule
-
-
-def _except(axes: Callable[[Any], Sequence[int]]) -> Callable[..., Follow]:
-    """The rule of primitives that mix elements along some axes, and keep all axes."""
-
-    def rule(eqn: Eqn, place: int, out: Any) -> Follow:
-        return {k: k for k in range(eqn.invars[place].aval.ndim) if k not in axes(eqn)}
-
-    return rule
-
-
-def _cut(eqn: Eqn) -> list[int]:
-    shape = eqn.invars[0].aval.shape
-    return [k for k, size in enumerate(eqn.outvars[0].aval.shape) if size != shape[k]]
-
-
-def _product(eqn: Eqn, place: int, out: Any) -> Follow:
-    contracted, batch = eqn.params["dimension_numbers"]
-    free = [
-        [k for k in range(a.aval.ndim) if k not in contracted[side] and k not in batch[side]]
-        for side, a in enumerate(eqn.invars)
-    ]
-    follow = {k: axis for axis, k in enumerate(batch[place])}
-    start = len(batch[0]) + (len(free[0]) if place else 0)
-    return {**follow, **{k: start + axis for axis, k in enumerate(free[place])}}
 
 
 def blocks(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
@@ -202,56 +138,19 @@ def blocks(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
     i = 0
     j = 0
     while i < len(old) or j < len(new):
-        first = i
-        second = j
-        sizes = [1, 1]
+        first = (i, j)
+        size = 1
+        new_size = 1
+        # The first axis of each shape, and then one of the shape with fewer elements, until both have as many.
         while True:
-            if i == first and i < len(old):
-                sizes[0] *= old[i]
+            is_behind = i == first[0] or size < new_size
+            if is_behind and i < len(old):
+                size *= old[i]
                 i += 1
-            elif j == second and j < len(new):
-                sizes[1] *= new[j]
-                j += 1
-            elif sizes[0] < sizes[1] and i < len(old):
-                sizes[0] *= old[i]
-                i += 1
-            elif sizes[1] < sizes[0] and j < len(new):
-                sizes[1] *= new[j]
+            elif (j == first[1] or new_size < size) and j < len(new):
+                new_size *= new[j]
                 j += 1
             else:
                 break
-        groups.append((range(first, i), range(second, j)))
+        groups.append((range(first[0], i), range(first[1], j)))
     return groups
-
-
-_RULES: dict[str, Callable[..., Follow]] = {  # by primitive or kind
-    **dict.fromkeys(("elementwise", "special", "barrier", "pvary"), _elementwise),
-    "broadcast_in_dim": _broadcast,
-    "reshape": _reshape,
-    "squeeze": _without(lambda eqn: eqn.params["dimensions"]),
-    "reduction": _without(lambda eqn: eqn.params["axes"]),
-    "transpose": lambda eqn, place, out: {
-        k: axis for axis, k in enumerate(eqn.params["permutation"])
-    },
-    "slice": _except(_cut),
-    "split": _except(lambda eqn: [eqn.params["axis"]]),
-    "concatenate": _except(lambda eqn: [eqn.params["dimension"]]),
-    "stack": lambda eqn, place, out: {
-        k: k + (k >= eqn.params["axis"]) for k in range(eqn.invars[place].aval.ndim)
-    },
-    "unstack": _without(lambda eqn: [eqn.params["axis"]]),
-    "tile": lambda eqn, place, out: {
-        k: k
-        for k, reps in enumerate(eqn.params["reps"])
-        if reps == 1 and len(eqn.params["reps"]) == out.aval.ndim
-    },
-    "rev": _except(lambda eqn: eqn.params["dimensions"]),
-    "pad": lambda eqn, place, out: (
-        {k: k for k, padding in enumerate(eqn.params["padding_config"]) if padding == (0, 0, 0)}
-        if place == 0
-        else {}
-    ),
-    "running": _except(lambda eqn: [eqn.params["axis"]]),
-    "dot_general": _product,
-    "iota": lambda eqn, place, out: {},
-}

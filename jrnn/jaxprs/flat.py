@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 
 from jrnn import jaxprs
-from jrnn.jaxprs.jax_internals import expanded, source_line, without_bits
+from jrnn.jaxprs import Eqn, Value, Values
+from jrnn.jaxprs.jax_internals import (
+    ClosedJaxpr,
+    Params,
+    SourceInfo,
+    expanded,
+    source_line,
+    without_bits,
+)
+from jrnn.jaxprs.queries import Dimension
 
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
 
@@ -23,8 +32,8 @@ _PACKAGE = str(Path(__file__).parents[1]) + "/"
 class Var:
     """A value of a graph. Two variables are equal only if they are the same object."""
 
-    shape: tuple[Any, ...]
-    dtype: Any
+    shape: tuple[Dimension, ...]
+    dtype: np.dtype | None
 
     def __repr__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
@@ -38,11 +47,11 @@ class FlatEquation:
     """One equation: `run` computes the outputs from values of the inputs. `source` is the user's line, for errors."""
 
     name: str
-    params: Mapping[str, Any]
+    params: Params
     inputs: tuple[Atom, ...]
     outputs: tuple[Var, ...]
     source: str
-    run: Callable[..., Sequence[Any]] = field(repr=False)
+    run: Callable[..., Values] = field(repr=False)
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -60,7 +69,7 @@ class Graph:
     """A flattened jaxpr. `consts` are the arrays that the function closes over."""
 
     inputs: tuple[Var, ...]
-    consts: Mapping[Var, Any]
+    consts: Mapping[Var, np.ndarray]
     nodes: tuple[FlatEquation, ...]
     outputs: tuple[Atom, ...]
 
@@ -74,7 +83,7 @@ class Graph:
         return {v: node for node in self.nodes for v in node.outputs}
 
 
-def flatten(closed: Any) -> Graph:
+def flatten(closed: ClosedJaxpr) -> Graph:
     """The graph of a ClosedJaxpr, without the nodes that no output needs.
 
     >>> import jax, jax.numpy as jnp
@@ -111,12 +120,12 @@ def flatten(closed: Any) -> Graph:
     )
 
 
-def _info_of(call: Any, eqn: jaxprs.Eqn) -> Any:
+def _info_of(call: SourceInfo, eqn: Eqn) -> SourceInfo:
     """Inside functions of JAX and jrnn, the source information of the line that calls them."""
     return call if not _source_of(eqn.source_info) and _line_of(call) else eqn.source_info
 
 
-def body_of(eqn: jaxprs.Eqn) -> Any | None:
+def body_of(eqn: Eqn) -> ClosedJaxpr | None:
     """The jaxpr of an equation that is a call, or that JAX expands when it lowers it; None for any other equation."""
     if eqn.primitive.name == "custom_vmap_call":  # its rule matters to `vmap` alone
         return eqn.params["call"]
@@ -142,33 +151,35 @@ def live(nodes: Sequence[FlatEquation], outputs: Iterable[Atom]) -> tuple[FlatEq
     return tuple(reversed(live_nodes))
 
 
-def source_of(eqn: jaxprs.Eqn) -> str:
+def source_of(eqn: Eqn) -> str:
     """The user's line that an equation comes from, as `model.py:12 (forward)`; "" for a line of jrnn itself."""
     return _source_of(eqn.source_info)
 
 
-def _source_of(info: Any) -> str:
+def _source_of(info: SourceInfo) -> str:
     return "" if source_line(info).startswith(_PACKAGE) else _line_of(info)
 
 
-def _line_of(info: Any) -> str:
+def _line_of(info: SourceInfo) -> str:
     return re.sub(r"^.*/", "", source_line(info))
+
+
+def _run(node: FlatEquation, values: list[Value]) -> Values:
+    return node.run(*values)
 
 
 def evaluate_graph(
     graph: Graph,
-    args: Sequence[Any],
-    call: Callable[[FlatEquation, list[Any]], Sequence[Any]] = lambda node, values: node.run(
-        *values
-    ),
-) -> dict[Var, Any]:
+    args: Values,
+    call: Callable[[FlatEquation, list[Value]], Values] = _run,
+) -> dict[Var, Value]:
     """The value of every variable of a graph. `call` computes the outputs of a node from the values of its inputs."""
-    env: dict[Var, Any] = {**graph.consts, **dict(zip(graph.inputs, args, strict=True))}
+    env = {**graph.consts, **dict(zip(graph.inputs, args, strict=True))}
     for node in graph.nodes:
         env.update(zip(node.outputs, call(node, read(env, node.inputs)), strict=True))
     return env
 
 
-def read(env: Mapping[Var, Any], atoms: Iterable[Atom]) -> list[Any]:
+def read(env: Mapping[Var, Value], atoms: Iterable[Atom]) -> list[Value]:
     """The values of atoms in an environment."""
     return [env[a] if isinstance(a, Var) else a for a in atoms]

@@ -9,10 +9,10 @@ import functools
 import math
 from collections import ChainMap
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn.jaxprs.programs import (
     Atom,
@@ -42,30 +42,27 @@ def over_time(eqns: Sequence[Eqn], outs: Iterable[Atom], env: Env, stacked: Env)
         values = [
             stacked[atom] if moves else read(env, atom) for atom, moves in zip(eqn.invars, moving)
         ]
+        of_one_step = functools.partial(_of_one_step, eqn)
         with in_scope(eqn):
-            of_one_step = functools.partial(
-                _with_one_batch_axis if _has_batch_axes(eqn) else bind, eqn
-            )
             results = jax.vmap(of_one_step, [0 if moves else None for moves in moving])(*values)
         stacked.update(zip(eqn.outvars, results))
 
 
-def _has_batch_axes(eqn: Eqn) -> bool:
-    if eqn.primitive.name != "dot_general" or eqn.params.get("out_sharding") is not None:
-        return False
-    return len(eqn.params["dimension_numbers"][1][0]) > 1
-
-
-def _with_one_batch_axis(eqn: Eqn, a: Any, b: Any) -> Sequence[Any]:
+def _of_one_step(eqn: Eqn, *operands: Array) -> Sequence[Array]:
     params = eqn.params
-    return [
-        product(
-            a, b, params["dimension_numbers"], params["precision"], params["preferred_element_type"]
-        )
-    ]
+    if eqn.primitive.name != "dot_general" or params.get("out_sharding") is not None:
+        return bind(eqn, *operands)
+    dtype = params["preferred_element_type"]
+    return [product(*operands, params["dimension_numbers"], params["precision"], dtype)]
 
 
-def product(a: Any, b: Any, numbers: Any, precision: Any, dtype: Any) -> Any:
+def product(
+    a: Array,
+    b: Array,
+    numbers: jax.lax.DotDimensionNumbers,
+    precision: jax.lax.PrecisionLike,
+    dtype: jnp.dtype | None,
+) -> Array:
     """Computes `lax.dot_general` with its batch axes joined to one.
 
     XLA aborts the process where it simplifies products of three batch axes (docs/notes/xla_faults.md), and every `vmap`
@@ -97,7 +94,7 @@ def product(a: Any, b: Any, numbers: Any, precision: Any, dtype: Any) -> Any:
     return result.reshape(*(a.shape[d] for d in batch[0]), *free)
 
 
-def stack(atom: Atom, env: Env, stacked: Env, length: Any) -> Any:
+def stack(atom: Atom, env: Env, stacked: Env, length: int) -> Array:
     """Returns the values of an atom at all steps, [T, ...]: those in `stacked`, or its value in `env`, repeated."""
     if is_in(atom, stacked):
         return stacked[atom]
@@ -106,14 +103,14 @@ def stack(atom: Atom, env: Env, stacked: Env, length: Any) -> Any:
 
 
 def stacks(
-    eqns: Sequence[Eqn], outs: Sequence[Atom], env: Env, stacked: Env, length: Any
-) -> list[Any]:
+    eqns: Sequence[Eqn], outs: Sequence[Atom], env: Env, stacked: Env, length: int
+) -> list[Array]:
     """Evaluates what leads to `outs` for all steps, as `over_time` does, and returns their values at all steps."""
     over_time(eqns, outs, env, stacked)
     return [stack(atom, env, stacked, length) for atom in outs]
 
 
-def shifted(stacked: Any, first: Any, reverse: bool) -> Any:
+def shifted(stacked: Array, first: Array, reverse: bool) -> Array:
     """Returns the carries before each step, from the carries after each step and the first one, [T, ...]."""
     if reverse:
         return jnp.concatenate([stacked[1:], first[None]])

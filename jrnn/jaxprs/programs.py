@@ -18,16 +18,31 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.jaxprs import jax_internals
-from jrnn.jaxprs.jax_internals import JaxprEqn, Literal, set_xla_metadata
+from jrnn.jaxprs.jax_internals import (
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    ShapedArray,
+    SourceInfo,
+    set_xla_metadata,
+)
 from jrnn.jaxprs.jax_internals import Var as Var
 
 Eqn = JaxprEqn
+Equations = Sequence[Eqn]
 Atom = Any  # Var | Literal
-Env = dict[Var, Any]
+Value = Any  # of a variable: an array, or what a rule makes of arrays, such as a pair of them
+Values = Sequence[Value]
+Env = dict[Var, Value]
+Jaxprs = ClosedJaxpr | Jaxpr
 Names = dict[Var, Atom]  # what stands for a variable
-Calls = Mapping[str, str] | Callable[[Eqn], Any]
+Parameters = Mapping[str, str]  # by the primitive of a call, the parameter that holds its jaxpr
+Calls = Parameters | Callable[[Eqn], Any]
+Within = Callable[[SourceInfo, Eqn], SourceInfo]
+Lift = Callable[[Value], Value]
 Rule = Callable[
-    ..., Sequence[Any] | None
+    ..., Values | None
 ]  # `(eqn, *operands) -> results`, or None for an equation without a rule
 
 # Primitives that only call a jaxpr, with the parameter that holds it.
@@ -55,34 +70,30 @@ class Program:
     """A jaxpr's equations, inputs and outputs. `consts` are the values of `constvars`."""
 
     constvars: tuple[Var, ...]
-    consts: tuple[Any, ...]
+    consts: tuple[Value, ...]
     invars: tuple[Var, ...]
     eqns: tuple[Eqn, ...]
     outvars: tuple[Atom, ...]
 
-    def run(self, *args: Any, rule: Rule | None = None) -> list[Any]:
+    def run(self, *args: Value, rule: Rule | None = None) -> list[Value]:
         """Returns the outputs for these inputs. The rule is that of `evaluate`."""
         env = dict(zip(self.constvars, self.consts)) | dict(zip(self.invars, args))
         evaluate(self.eqns, env, rule=rule)
         return [value(env, atom) for atom in self.outvars]
 
-    def closed(self) -> Any:
+    def closed(self) -> ClosedJaxpr:
         """Returns the program as a closed jaxpr."""
         return jax_internals.closed_jaxpr(
             self.invars, self.eqns, self.outvars, dict(zip(self.constvars, self.consts))
         )
 
 
-def trace(
-    fn: Callable[..., Sequence[Any]], avals: Sequence[Any], calls: Mapping[str, str] = CALLS
-) -> Program:
+def trace(fn: Callable[..., Values], avals: Values, calls: Parameters = CALLS) -> Program:
     """Traces a function from flat arguments of these types to a flat sequence, and opens the calls inside it."""
     return inlined(jax_internals.traced(fn, avals), calls)
 
 
-def inlined(
-    closed: Any, calls: Calls = CALLS, within: Callable[[Any, Eqn], Any] = jax_internals.within
-) -> Program:
+def inlined(closed: Jaxprs, calls: Calls = CALLS, within: Within = jax_internals.within) -> Program:
     """Returns the program of a closed jaxpr with the calls inside it inlined. Only scans keep the tag.
 
     Args:
@@ -111,7 +122,7 @@ _MOST_COPIES = 16
 _SMALL = 64
 
 
-def shared_calls(closed: Any, calls: Mapping[str, str]) -> set[int]:
+def shared_calls(closed: Jaxprs, calls: Parameters) -> set[int]:
     """Returns the identities of the jaxprs that stay calls, because there would be too many copies of them.
 
     A function of `jax.jit` that calls another one twice, and so on, has 2^n equations after it is
@@ -128,7 +139,7 @@ def shared_calls(closed: Any, calls: Mapping[str, str]) -> set[int]:
     uses: dict[int, int] = {}
     distinct = 0
 
-    def count(jaxpr: Any) -> int:
+    def count(jaxpr: Jaxpr) -> int:
         nonlocal distinct
         if id(jaxpr) not in opened:
             total = 0
@@ -149,7 +160,7 @@ def shared_calls(closed: Any, calls: Mapping[str, str]) -> set[int]:
     return {key for key, total in opened.items() if total > _SMALL and uses.get(key, 0) > 1}
 
 
-def _called_unless(calls: Mapping[str, str], shared: Collection[int], eqn: Eqn) -> Any | None:
+def _called_unless(calls: Parameters, shared: Collection[int], eqn: Eqn) -> Jaxprs | None:
     """Returns the jaxpr of an equation that is one of `calls`, unless it is shared, or None."""
     body = called(eqn, calls)
     return None if body is None or id(jaxpr_of(body)) in shared else body
@@ -171,12 +182,12 @@ def placed(program: Program, operands: Sequence[Atom], eqn: Eqn, names: Names) -
 
 
 def _opened(
-    eqns: Iterable[Eqn],
+    eqns: Equations,
     names: Names,
     consts: Env,
     calls: Calls,
-    within: Callable[[Any, Eqn], Any],
-    call: Any = None,
+    within: Within,
+    call: SourceInfo | None = None,
 ) -> Iterator[Eqn]:
     """Yields equations with the calls in them inlined. Copies go, and casts of scalars that are known, as in a trace.
 
@@ -253,12 +264,12 @@ def variables(atoms: Iterable[Atom]) -> list[Var]:
     return [atom for atom in atoms if isinstance(atom, Var)]
 
 
-def take(values: Sequence[Any] | Mapping[Any, Any], keys: Iterable[Any]) -> list[Any]:
+def take(values: Values | Env, keys: Iterable[Any]) -> list[Value]:
     """Returns the values at some positions, or of some variables."""
     return [values[key] for key in keys]
 
 
-def replaced(values: Sequence[Any], positions: Sequence[int], new: Iterable[Any]) -> list[Any]:
+def replaced(values: Values, positions: Sequence[int], new: Iterable[Value]) -> list[Value]:
     """Returns the values, with new ones at some positions."""
     result = list(values)
     for i, v in zip(positions, new):
@@ -266,7 +277,7 @@ def replaced(values: Sequence[Any], positions: Sequence[int], new: Iterable[Any]
     return result
 
 
-def read(env: Env, atom: Atom) -> Any:
+def read(env: Env, atom: Atom) -> Value:
     return atom.val if is_literal(atom) else env[atom]
 
 
@@ -275,13 +286,13 @@ def value(env: Env, atom: Atom) -> jax.Array:
     return jnp.asarray(atom.val, atom.aval.dtype) if is_literal(atom) else env[atom]
 
 
-def zeros_of_shape(shape: Sequence[int], like: Any) -> jax.Array:
+def zeros_of_shape(shape: Sequence[int], like: ShapedArray) -> jax.Array:
     """Returns zeros with the dtype and the sharding of the abstract value `like`."""
     zeros = jnp.zeros(shape, like.dtype)
     return jax.sharding.reshard(zeros, like.sharding) if is_explicit(like) else zeros
 
 
-def is_explicit(aval: Any) -> bool:
+def is_explicit(aval: ShapedArray) -> bool:
     """Returns True for a value in a mesh with explicit axes, whose type has its sharding."""
     return jax.sharding.AxisType.Explicit in aval.sharding.mesh.axis_types
 
@@ -290,7 +301,7 @@ def evaluate(
     eqns: Iterable[Eqn],
     env: Env,
     rule: Rule | None = None,
-    lift: Callable[[Any], Any] | None = None,
+    lift: Lift | None = None,
 ) -> Env:
     """Evaluates equations, adds their results to `env`, and returns it.
 
@@ -310,7 +321,7 @@ def evaluate(
     return env
 
 
-def _lifted(env: Env, atom: Atom, lift: Callable[[Any], Any] | None) -> Any:
+def _lifted(env: Env, atom: Atom, lift: Lift | None) -> Value:
     return (
         lift(np.asarray(atom.val, atom.aval.dtype))
         if lift is not None and is_literal(atom)
@@ -318,23 +329,23 @@ def _lifted(env: Env, atom: Atom, lift: Callable[[Any], Any] | None) -> Any:
     )
 
 
-def uncast(eqn: Eqn, *operands: Any) -> Sequence[Any] | None:
+def uncast(eqn: Eqn, *operands: Value) -> Values | None:
     """The rule of casts of types that exist inside `jax.shard_map` only: the numbers are those of one device."""
     return operands if eqn.primitive.name == "pvary" else None
 
 
-def bind(eqn: Eqn, *args: Any, **changed: Any) -> Sequence[Any]:
+def bind(eqn: Eqn, *args: Value, **changed: Any) -> Values:
     """Returns the results of an equation for other operands, with some parameters changed."""
     out = eqn.primitive.bind(*args, **{**eqn.primitive.get_bind_params(eqn.params), **changed})
     return out if eqn.primitive.multiple_results else [out]
 
 
 def interpreted(
-    program: Any,
-    args: Iterable[Any],
-    apply: Callable[[Eqn, list[Any]], Sequence[Any]] | None = None,
-    lift: Callable[[Any], Any] | None = None,
-) -> list[Any]:
+    program: Program | Jaxprs,
+    args: Iterable[Value],
+    apply: Callable[[Eqn, list[Value]], Values] | None = None,
+    lift: Lift | None = None,
+) -> list[Value]:
     """Returns the outputs of a program or jaxpr.
 
     Args:
@@ -352,7 +363,7 @@ def interpreted(
     return [_lifted(env, atom, lift) for atom in jaxpr.outvars]
 
 
-def without_closure(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], list[Any]]:
+def without_closure(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], Values]:
     """Returns `(values, *args) -> result` for a function of such arguments, and the values that it closes over."""
     closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     tree = jax.tree.structure(shape)
@@ -361,7 +372,7 @@ def without_closure(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., A
     jaxpr = closed.jaxpr
     types = [aval.dtype for aval in closed.in_avals]
 
-    def flat(values: Any, *args: Any) -> Any:
+    def flat(values: Values, *args: Any) -> Any:
         leaves = jax.tree.leaves(args)
         typed = [jax.lax.convert_element_type(x, dtype) for x, dtype in zip(leaves, types)]
         return jax.tree.unflatten(tree, jax_internals.jaxpr_as_fun(kind(jaxpr, values))(*typed))
@@ -377,7 +388,7 @@ def in_scope(eqn: Eqn) -> ExitStack:
     return stack
 
 
-def called(eqn: Eqn, calls: Mapping[str, str]) -> Any | None:
+def called(eqn: Eqn, calls: Parameters) -> Any | None:
     """Returns the jaxpr of an equation that is one of `calls`, or None. A `jit` with its own shardings is not inlined."""
     parameter = calls.get(eqn.primitive.name)
     if parameter is None or eqn.effects:

@@ -14,8 +14,9 @@ import numpy as np
 
 from jrnn.jaxprs.jax_internals import ClosedJaxpr, Jaxpr
 from jrnn.jaxprs.jax_internals import scan_counts as scan_counts
-from jrnn.jaxprs.programs import Atom, Eqn, Var, is_literal, jaxpr_of, variables
+from jrnn.jaxprs.programs import Atom, Eqn, Equations, Var, is_literal, jaxpr_of, variables
 
+Dimension = Any  # a number, or a symbolic dimension of `jax.export`
 _JAXPRS = (Jaxpr, ClosedJaxpr)
 
 # Sizes ---------------------------------------------------------------------------------------------------------------
@@ -23,7 +24,7 @@ _JAXPRS = (Jaxpr, ClosedJaxpr)
 _OPEN = 64  # the size that a symbolic dimension counts as where sizes are compared
 
 
-def sub_jaxprs(eqn: Eqn) -> Iterator[Any]:
+def sub_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
     """Yields the jaxprs in an equation's parameters."""
     for value in eqn.params.values():
         if isinstance(value, (tuple, list)):
@@ -32,7 +33,7 @@ def sub_jaxprs(eqn: Eqn) -> Iterator[Any]:
             yield jaxpr_of(value)
 
 
-def run_jaxprs(eqn: Eqn) -> Iterator[Any]:
+def run_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
     """Yields the jaxprs that an equation runs: of a linear solve its solver, the others are for its gradient."""
     if eqn.primitive.name == "custom_linear_solve":
         yield jaxpr_of(eqn.params["jaxprs"].solve)
@@ -40,14 +41,14 @@ def run_jaxprs(eqn: Eqn) -> Iterator[Any]:
         yield from sub_jaxprs(eqn)
 
 
-def all_equations(jaxpr: Any) -> Iterator[Any]:
+def all_equations(jaxpr: Jaxpr) -> Iterator[Eqn]:
     """Yields the equations of a jaxpr and of the jaxprs inside it. A jaxpr that is called several times is read once."""
     return nested_equations(jaxpr.eqns, sub_jaxprs)
 
 
 def nested_equations(
     eqns: Iterable[Eqn],
-    jaxprs_in: Callable[[Eqn], Iterable[Any]],
+    jaxprs_in: Callable[[Eqn], Iterable[Jaxpr]],
     seen: set[int] | None = None,
 ) -> Iterator[Eqn]:
     """Yields equations and, after each, those of the jaxprs in it, each jaxpr once.
@@ -66,12 +67,12 @@ def nested_equations(
                 yield from nested_equations(inner.eqns, jaxprs_in, seen)
 
 
-def is_known(dimension: Any) -> bool:
+def is_known(dimension: Dimension) -> bool:
     """Returns True if a dimension is a number, and False if it is a symbolic dimension of `jax.export`."""
     return isinstance(dimension, (int, np.integer))
 
 
-def promoted_type(*values: Any) -> Any:
+def promoted_type(*values: jax.typing.ArrayLike) -> jnp.dtype:
     """Returns the type to which JAX promotes values or types, also where an option of the user forbids promotion."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*values)
@@ -88,12 +89,12 @@ def with_promotion(fn: Callable[..., Any]) -> Callable[..., Any]:
     return promoting
 
 
-def extent(dimension: Any) -> int:
+def extent(dimension: Dimension) -> int:
     """Returns a dimension as a number; symbolic dimensions count as 64."""
     return int(dimension) if is_known(dimension) else _OPEN
 
 
-def elements(shape: Sequence[Any]) -> int:
+def elements(shape: Sequence[Dimension]) -> int:
     count = math.prod(shape)  # asked very often
     return count if type(count) is int else math.prod(map(extent, shape))
 
@@ -134,8 +135,8 @@ def any_in(variables: Iterable[Var], some: Collection[Var]) -> bool:
 
 
 def needed(
-    eqns: Sequence[Eqn], outs: Iterable[Atom], available: Collection[Var], effects: bool = False
-) -> tuple[list[Any], list[Var]]:
+    eqns: Equations, outs: Iterable[Atom], available: Collection[Var], effects: bool = False
+) -> tuple[list[Eqn], list[Var]]:
     """Returns the equations that compute `outs` from `available`, and the variables of `available` that they read.
 
     With `effects`, equations with side effects are included.
@@ -165,7 +166,7 @@ def needed(
 class Leading:
     """Finds what leads to some results of equations, without reading the others as `needed` does."""
 
-    def __init__(self, eqns: Sequence[Eqn]):
+    def __init__(self, eqns: Equations):
         self._eqns = eqns
         self._positions = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
 
@@ -189,7 +190,7 @@ class Leading:
         return eqns, [v for v in read if is_available(v)]
 
 
-def free_variables(eqns: Sequence[Eqn]) -> list[Var]:
+def free_variables(eqns: Equations) -> list[Var]:
     """Returns the variables that equations read but do not define."""
     read: dict[Var, None] = {}
     for eqn in eqns:
@@ -198,7 +199,7 @@ def free_variables(eqns: Sequence[Eqn]) -> list[Var]:
     return [v for v in read if v not in defined]
 
 
-def depends(eqns: Sequence[Eqn], roots: Iterable[Var]) -> set[Var]:
+def depends(eqns: Equations, roots: Iterable[Var]) -> set[Var]:
     """Returns `roots` and every variable computed from one of them."""
     reached = set(roots)
     for eqn in eqns:
@@ -240,7 +241,7 @@ def uses(eqns: Iterable[Eqn], outputs: Iterable[Atom]) -> Counter[Var]:
     return counts
 
 
-def is_zero(atom: Atom, producers: Mapping[Var, Any]) -> bool:
+def is_zero(atom: Atom, producers: Mapping[Var, Eqn]) -> bool:
     """Returns True if a value is an array of zeros. `producers` maps variables to their equations."""
     while not is_literal(atom):
         eqn = producers.get(atom)
@@ -378,7 +379,7 @@ def _strongly_connected(reads: Sequence[Collection[int]]) -> Iterator[list[int]]
                     yield together
 
 
-def carry_groups(eqns: Sequence[Eqn], carry: Sequence[Var], new: Sequence[Atom]) -> Components:
+def carry_groups(eqns: Equations, carry: Sequence[Var], new: Sequence[Atom]) -> Components:
     """Groups the carries of a step that read each other, as `components` does.
 
     Args:

@@ -6,25 +6,25 @@ slices and sums, apply to both; products, quotients and functions have rules of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from jrnn import jaxprs
 from jrnn.errors import ConversionError
-from jrnn.jaxprs import primitives
-from jrnn.jaxprs.jax_internals import expanded, source_line
+from jrnn.jaxprs import Eqn, Values, primitives
+from jrnn.jaxprs.jax_internals import ClosedJaxpr, Jaxpr, ShapedArray, expanded, source_line
 
 
 class Pair(NamedTuple):
     """The real and the imaginary part of a complex array."""
 
-    re: Any
-    im: Any
+    re: Array
+    im: Array
 
     def __mul__(self, other: Pair) -> Pair:  # type: ignore[override]
         return Pair(
@@ -46,11 +46,11 @@ class Pair(NamedTuple):
         )
 
 
-def is_complex(aval: Any) -> bool:
+def is_complex(aval: Array | ShapedArray) -> bool:
     return jnp.issubdtype(getattr(aval, "dtype", bool), jnp.complexfloating)
 
 
-def has_complex(jaxpr: Any) -> bool:
+def has_complex(jaxpr: Jaxpr) -> bool:
     """Returns True if an equation of a jaxpr, or of one inside it, computes complex numbers."""
     return any(
         is_complex(v.aval)
@@ -59,7 +59,7 @@ def has_complex(jaxpr: Any) -> bool:
     )
 
 
-def real_jaxpr(closed: Any, name: str) -> Any:
+def real_jaxpr(closed: ClosedJaxpr, name: str) -> ClosedJaxpr:
     """Returns a closed jaxpr from and to the same real arrays that computes without complex numbers.
 
     Raises:
@@ -69,19 +69,19 @@ def real_jaxpr(closed: Any, name: str) -> Any:
     return jax.make_jaxpr(lambda *args: _run(closed, args, name))(*avals)
 
 
-def _run(closed: Any, args: Sequence[Any], name: str) -> list[Any]:
+def _run(closed: ClosedJaxpr, args: Values, name: str) -> Values:
     """Evaluates a jaxpr; a complex array is a Pair."""
     return jaxprs.interpreted(
         closed, args, lambda eqn, operands: _apply(eqn, operands, name), _split
     )
 
 
-def _split(value: Any) -> Any:
+def _split(value: Array) -> Array | Pair:
     """Splits a constant if it is complex, by numpy: JAX would trace the complex number."""
     return Pair(np.real(value), np.imag(value)) if is_complex(value) else value
 
 
-def _apply(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
+def _apply(eqn: Eqn, operands: Values, name: str) -> Values:
     """Returns the results of an equation."""
     plain = not any(is_complex(v.aval) for v in (*eqn.invars, *eqn.outvars))
     if plain and not any(has_complex(inner) for inner in jaxprs.sub_jaxprs(eqn)):
@@ -113,25 +113,25 @@ def _apply(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
 # Functions ---------------------------------------------------------------------------------------------------------
 
 
-def _joined(eqn: jaxprs.Eqn, re: Any, im: Any) -> Pair:
+def _joined(eqn: Eqn, re: Array, im: Array) -> Pair:
     """A pair of one shape. JAX 0.12 gives one part as a scalar, where it transposes the real part of a number."""
     shape = eqn.outvars[0].aval.shape
     return Pair(*(jnp.broadcast_to(part, shape) for part in (re, im)))
 
 
-def _exp(eqn: jaxprs.Eqn, z: Pair) -> Pair:
+def _exp(eqn: Eqn, z: Pair) -> Pair:
     size = jnp.exp(z.re)
     return Pair(size * jnp.cos(z.im), size * jnp.sin(z.im))
 
 
-def _size(z: Pair) -> Any:
+def _size(z: Pair) -> Array:
     """|z|, without squares that overflow."""
     largest = jnp.maximum(jnp.abs(z.re), jnp.abs(z.im))
     scale = jnp.where(largest > 0, largest, 1)
     return largest * jnp.sqrt((z.re / scale) ** 2 + (z.im / scale) ** 2)
 
 
-def _power(eqn: jaxprs.Eqn, z: Pair) -> Pair:
+def _power(eqn: Eqn, z: Pair) -> Pair:
     exponent = eqn.params["y"]
     one = Pair(jnp.ones_like(z.re), jnp.zeros_like(z.re))
     power = one
@@ -144,7 +144,7 @@ def _power(eqn: jaxprs.Eqn, z: Pair) -> Pair:
     return power if exponent >= 0 else one / power
 
 
-def _converted(eqn: jaxprs.Eqn, x: Any) -> Any:
+def _converted(eqn: Eqn, x: Array | Pair) -> Array | Pair:
     dtype = eqn.params["new_dtype"]
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return x.re.astype(dtype)
@@ -153,11 +153,11 @@ def _converted(eqn: jaxprs.Eqn, x: Any) -> Any:
     return Pair(z.re.astype(part), z.im.astype(part))
 
 
-def _product(eqn: jaxprs.Eqn, a: Pair, b: Pair) -> Pair:
+def _product(eqn: Eqn, a: Pair, b: Pair) -> Pair:
     preferred = eqn.params["preferred_element_type"]
     part = None if preferred is None else jnp.finfo(preferred).dtype
 
-    def dot(x: Any, y: Any) -> Any:
+    def dot(x: Array, y: Array) -> Array:
         return jaxprs.bind(eqn, x, y, preferred_element_type=part)[0]
 
     return Pair(dot(a.re, b.re) - dot(a.im, b.im), dot(a.re, b.im) + dot(a.im, b.re))
@@ -185,14 +185,14 @@ _RULES: dict[str, Callable[..., Any]] = {
 # Control flow ------------------------------------------------------------------------------------------------------
 
 
-def _scan(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
+def _scan(eqn: Eqn, operands: Values, name: str) -> Values:
     p = eqn.params
     n_consts, n_carry = jaxprs.scan_counts(p)
     consts = operands[:n_consts]
     carry = operands[n_consts : n_consts + n_carry]
     xs = operands[n_consts + n_carry :]
 
-    def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+    def step(carry: Values, x: Values) -> tuple[Values, Values]:
         out = _run(p["jaxpr"], [*consts, *carry, *x], name)
         return out[:n_carry], out[n_carry:]
 
@@ -201,7 +201,7 @@ def _scan(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
     return [*carry, *ys]
 
 
-def _while(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
+def _while(eqn: Eqn, operands: Values, name: str) -> Values:
     p = eqn.params
     first = p["cond_nconsts"]
     after = p["cond_nconsts"] + p["body_nconsts"]
@@ -214,10 +214,10 @@ def _while(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
     )
 
 
-def _cond(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
+def _cond(eqn: Eqn, operands: Values, name: str) -> Values:
     index, *values = operands
     branches = [lambda *args, body=body: _run(body, args, name) for body in eqn.params["branches"]]
     return lax.switch(index, branches, *values)
 
 
-_CONTROL: dict[str, Callable[..., Sequence[Any]]] = {"scan": _scan, "while": _while, "cond": _cond}
+_CONTROL: dict[str, Callable[..., Values]] = {"scan": _scan, "while": _while, "cond": _cond}

@@ -8,19 +8,19 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
+from jax import Array
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Eqn, Program, axes
+from jrnn.jaxprs import Atom, Eqn, Program, axes, primitives
 
 SMALL = 12  # larger axes have 9 to 12 elements; some forms depend on whether an axis has up to 8
 
 
 def resized(
     program: Program, alike: Sequence[tuple[Atom, Atom]] = ()
-) -> tuple[Callable[..., list[Any]], list[Any]]:
+) -> tuple[Callable[..., list[Array]], list[jax.ShapeDtypeStruct]]:
     """Returns the program as a function of smaller arguments, and their types.
 
     Args:
@@ -35,33 +35,36 @@ def resized(
         _classify(eqn, classes)
     for v in program.constvars:
         classes.fix(v, range(v.aval.ndim))
-    every = (*program.invars, *jaxprs.results(program.eqns))
-    roots = dict.fromkeys(classes.root((v, d)) for v in every for d in range(v.aval.ndim))
-    number = itertools.count()
-    size: dict[axes.Axis, int] = {}
-    for root in roots:
-        n = root[0].aval.shape[root[1]]
-        keeps = root in classes.fixed or not jaxprs.is_known(n) or n <= SMALL
-        size[root] = n if keeps else SMALL - next(number) % 4
+    size = _sizes(program, classes)
 
     def shape(atom: Atom) -> tuple[int, ...]:
         if jaxprs.is_literal(atom):
             return atom.aval.shape
         return tuple(size[classes.root((atom, d))] for d in range(atom.aval.ndim))
 
-    def rule(eqn: Eqn, *operands: Any) -> Sequence[Any] | None:
-        params = _PARAMS.get(eqn.primitive.name)
-        return (
-            jaxprs.bind(eqn, *operands, **params(eqn, shape))
-            if params
-            else jaxprs.uncast(eqn, *operands)
-        )
+    def rule(eqn: Eqn, *operands: Array) -> Sequence[Array] | None:
+        resize = primitives.named(eqn.primitive.name).resize
+        if resize is None:
+            return jaxprs.uncast(eqn, *operands)
+        return jaxprs.bind(eqn, *operands, **resize(eqn, shape))
 
     avals = [jax.ShapeDtypeStruct(shape(v), v.aval.dtype) for v in program.invars]
     return functools.partial(program.run, rule=rule), avals
 
 
-# Which axes have one size -----------------------------------------------------------------------------------------------
+def _sizes(program: Program, classes: axes.Classes) -> dict[axes.Axis, int]:
+    """Returns the size of each class of axes. Large sizes differ, so that a check sees which axis is meant."""
+    number = itertools.count()
+    size: dict[axes.Axis, int] = {}
+    for v in (*program.invars, *jaxprs.results(program.eqns)):
+        for d in range(v.aval.ndim):
+            root = classes.root((v, d))
+            if root in size:
+                continue
+            n = root[0].aval.shape[root[1]]
+            keeps = root in classes.fixed or not jaxprs.is_known(n) or n <= SMALL
+            size[root] = n if keeps else SMALL - next(number) % 4
+    return size
 
 
 def _classify(eqn: Eqn, classes: axes.Classes) -> None:
@@ -72,20 +75,3 @@ def _classify(eqn: Eqn, classes: axes.Classes) -> None:
         contracted, batch = eqn.params["dimension_numbers"]
         for i, j in (*zip(*contracted), *zip(*batch)):
             classes.join(a, i, b, j)
-
-
-def _sliced(eqn: Eqn, shape: Callable[[Atom], Any]) -> dict[str, Any]:
-    starts = eqn.params["start_indices"]
-    sizes = shape(eqn.outvars[0])
-    strides = eqn.params["strides"] or (1,) * len(starts)
-    return {
-        "limit_indices": tuple(a + (n - 1) * by + 1 for a, n, by in zip(starts, sizes, strides))
-    }
-
-
-_PARAMS: dict[str, Callable[[Eqn, Callable[[Atom], Any]], dict[str, Any]]] = {
-    "broadcast_in_dim": lambda eqn, shape: {"shape": shape(eqn.outvars[0])},
-    "reshape": lambda eqn, shape: {"new_sizes": shape(eqn.outvars[0])},
-    "iota": lambda eqn, shape: {"shape": shape(eqn.outvars[0])},
-    "slice": _sliced,
-}

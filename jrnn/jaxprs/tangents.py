@@ -4,33 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from jrnn.jaxprs.jax_internals import without_outer_scope
-from jrnn.jaxprs.programs import Atom, Program, Var, replaced, trace, variables
+from jrnn.jaxprs.programs import Atom, Eqn, Program, Value, Values, Var, replaced, trace, variables
 from jrnn.jaxprs.queries import any_in, depends, free_variables, is_zero, needed, producers
 
-Flat = Sequence[Any]
+Function = Callable[..., Values]
 
 
-def is_smooth(value: Any) -> bool:
+def is_smooth(value: jax.typing.ArrayLike) -> bool:
     """Returns True for a value or a type of floating-point or complex numbers, which has tangents."""
     return jnp.issubdtype(
         value.dtype if hasattr(value, "dtype") else jnp.result_type(value), jnp.inexact
     )
 
 
-def with_derivative(
-    run: Callable[..., Flat], rule: Callable[..., tuple[Flat, Flat]]
-) -> Callable[..., Flat]:
+def with_derivative(run: Function, rule: Callable[..., tuple[Values, Values]]) -> Function:
     """Returns a function of arrays with a rule for its derivative: from the arrays, the argnums of those that move and their
     tangents to the results and their tangents, of which None is zero."""
 
-    def differentiated(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
+    def differentiated(primals: Values, tangents: Values) -> tuple[Values, Values]:
         moves = [
             is_smooth(p) and not isinstance(t, SymbolicZero) for p, t in zip(primals, tangents)
         ]
@@ -61,8 +58,8 @@ class Linearized:
     program: Program
     n_in: int
     n_out: int
-    step: list[Any]
-    linear: list[Any]
+    step: list[Eqn]
+    linear: list[Eqn]
     later: Collection[Var]
     outs: list[Atom | None]
     primals_read: list[Var]
@@ -72,12 +69,12 @@ class Linearized:
         return [a for a in self.outs if a is not None]
 
     @staticmethod
-    def of(run: Callable[..., Flat], avals: Flat, argnums: Sequence[int]) -> Linearized:
+    def of(run: Function, avals: Values, argnums: Sequence[int]) -> Linearized:
         """Returns a function whose arguments at some argnums have tangents."""
         n_in = len(avals)
         smooth = list[bool]()
 
-        def both(*args: Any) -> Flat:
+        def both(*args: Value) -> Values:
             outs, tangents = pushed(run, args[:n_in], argnums, args[n_in:])
             smooth[:] = map(is_smooth, outs)
             return [*outs, *(t for s, t in zip(smooth, tangents) if s)]
@@ -101,8 +98,8 @@ class Linearized:
 
 
 def pushed(
-    fn: Callable[..., Flat], args: Flat, argnums: Sequence[int], tangents: Flat
-) -> tuple[Flat, Flat]:
+    fn: Function, args: Values, argnums: Sequence[int], tangents: Values
+) -> tuple[Values, Values]:
     """Returns the results of a function and their tangents, from tangents of the arguments at some argnums."""
     return jax.jvp(
         lambda *moving: fn(*replaced(args, argnums, moving)),

@@ -1,37 +1,33 @@
 """Trials of a program: numbers to run it on, whether its while loops end on them, and whether two results agree."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-from jrnn.jaxprs import all_equations, by_numpy, sub_jaxprs
-from jrnn.jaxprs.by_numpy import LOOPS, Endless
+from jrnn.jaxprs import Values, all_equations, sub_jaxprs
+from jrnn.jaxprs.by_numpy import LOOPS, Endless, Evaluator
 from jrnn.jaxprs.flat import FlatEquation, Graph, evaluate_graph
+from jrnn.jaxprs.mesh_axes import Tree
 from jrnn.jaxprs.tangents import is_smooth
 
 TRIPS = 10_000
 TOLERANCE = 1e-5
 
 
-def ends(graph: Graph, args: Sequence[Any]) -> bool:
+def ends(graph: Graph, args: Values) -> bool:
     """Whether every while loop of a graph ends within TRIPS steps for these arguments.
 
     Random numbers may keep a loop going that ends for the caller's numbers.
     """
 
-    def call(node: FlatEquation, values: list[Any]) -> Sequence[Any]:
+    def call(node: FlatEquation, values: Values) -> Values:
         loop = LOOPS.get(node.name)
         if loop is None:
             return node.run(*values)
-        return loop(
-            partial(by_numpy.evaluate_by_numpy, trips=TRIPS),
-            list(map(np.asarray, values)),
-            **node.params,
-        )
+        return loop(Evaluator(trips=TRIPS), list(map(np.asarray, values)), **node.params)
 
     if has_while(graph):
         try:
@@ -52,7 +48,7 @@ def has_while(graph: Graph) -> bool:
     return any(part.name == "while" for part in (*graph.nodes, *inner))
 
 
-def drawn(rng: np.random.Generator, example: Any) -> Any:
+def drawn(rng: np.random.Generator, example: Array | jax.ShapeDtypeStruct) -> Array:
     """Random numbers near an example; integers and booleans stay, as they may be indices or lengths."""
     is_spec = isinstance(example, jax.ShapeDtypeStruct)
     shape = np.shape(example)
@@ -63,7 +59,7 @@ def drawn(rng: np.random.Generator, example: Any) -> Any:
     return noise if is_spec else np.asarray(example, np.float32) + 0.1 * noise
 
 
-def close(computed: Any, expected: Any) -> bool:
+def close(computed: Array, expected: Array) -> bool:
     """Whether arrays agree, relative to the larger of 1 and the largest number; NaN equals NaN.
 
     To TOLERANCE, and for types of fewer bits to a few roundings, as each operator may round in another place.
@@ -87,7 +83,9 @@ def close(computed: Any, expected: Any) -> bool:
     return np.allclose(computed, expected, rtol=0.0, atol=tolerance * scale, equal_nan=True)
 
 
-def central_difference(value: Callable[[Any], Any], point: Any, towards: Any, step: float) -> Any:
+def central_difference(
+    value: Callable[[Tree], Tree], point: Tree, towards: Tree, step: float
+) -> Tree:
     """(f(p + h d) - f(p - h d)) / 2h, the slope of a function of a tree of arrays along a direction, by differences.
 
     Args:
@@ -100,10 +98,17 @@ def central_difference(value: Callable[[Any], Any], point: Any, towards: Any, st
     6.0
     """
 
-    def moved(h: float) -> Any:
-        along = lambda d, v: v if d is None else v + h * d  # noqa: E731
-        return value(jax.tree.map(along, towards, point, is_leaf=lambda leaf: leaf is None))
+    def moved(h: float) -> Tree:
+        def along(direction: Array | None, leaf: Array) -> Array:
+            return leaf if direction is None else leaf + h * direction
 
-    return jax.tree.map(
-        lambda a, b: (np.asarray(a) - np.asarray(b)) / (2 * step), moved(step), moved(-step)
-    )
+        return value(jax.tree.map(along, towards, point, is_leaf=_is_none))
+
+    def slope(after: Array, before: Array) -> Array:
+        return (np.asarray(after) - np.asarray(before)) / (2 * step)
+
+    return jax.tree.map(slope, moved(step), moved(-step))
+
+
+def _is_none(leaf: Array | None) -> bool:
+    return leaf is None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx
@@ -15,7 +16,7 @@ from onnx import helper, numpy_helper
 
 from jrnn.errors import ConversionError, near
 from jrnn.jaxprs import primitives
-from jrnn.jaxprs.flat import FlatEquation, Graph, evaluate_graph, read
+from jrnn.jaxprs.flat import FlatEquation, Graph, evaluate_graph, flatten, read
 from jrnn.jaxprs.primitives import registering
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
@@ -372,15 +373,27 @@ class GraphEmitter:
         return list(map(np.asarray, node.run(*args)))
 
     def _by_rule(self, node: FlatEquation, args: Sequence[Value]) -> Sequence[Value]:
-        if node.name not in RULES:
+        rule = RULES.get(node.name)
+        definition = primitives.named(node.name).definition
+        if rule is None and definition is None:
             raise ConversionError(
                 f"{node.source}: the primitive {node.name!r} has no rule for ONNX{near(node.name, RULES)}"
             )
         try:
-            refs = RULES[node.name](self, node, *args)
+            refs = rule(self, node, *args) if rule else self.defined(definition, node, *args)
         except ConversionError as error:
             raise ConversionError(f"{node.source}: {node.name}: {error}") from None
         return refs if isinstance(refs, tuple) else (refs,)
+
+    def defined(self, definition: Callable[..., Any], node: FlatEquation, *args: Value) -> Value:
+        """Emits a node by a function that defines it by other primitives. 16-bit types are computed in float32."""
+        dtype = np.dtype(node.outputs[0].dtype)
+        wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+        shapes = [jax.ShapeDtypeStruct(x.shape, wide) for x in args]
+        with jax.enable_x64(wide == np.float64):
+            graph = flatten(jax.make_jaxpr(definition)(*shapes))
+        (result,) = self.run(graph, [self.cast(x, wide) for x in args])
+        return self.cast(result, dtype)
 
     def inner(
         self,

@@ -1,6 +1,7 @@
 """Rules for primitives of JAX as nodes of ONNX, apart from those that hold jaxprs.
 
-Where ONNX has no operator, a primitive is defined by other primitives, which are traced and written.
+Where ONNX has no operator, a primitive is defined by other primitives, which are traced and written. Most definitions are in
+the table of primitives (`jaxprs/primitives/definitions.py`).
 """
 
 import string
@@ -13,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import ConversionError
-from jrnn.jaxprs import definitions
-from jrnn.jaxprs.flat import FlatEquation, flatten
+from jrnn.jaxprs.flat import FlatEquation
+from jrnn.jaxprs.primitives import definitions
 from jrnn.onnx.emit import GraphEmitter, Value, ints, is_static, known, rule
 from jrnn.onnx.places import filling, gathered
 
@@ -426,22 +427,9 @@ _DEFINITIONS: dict[str, Callable] = {
     "cbrt": lambda x: jnp.sign(x) * jnp.abs(x) ** (1 / 3),
     "erf_inv": _erf_inv,
     "erfc": lambda x: 1 - jax.lax.erf(x),
-    "log2": definitions.log2,
-    "one_minus_square": definitions.one_minus_square,
-    "polynomial": definitions.polynomial,
 }
 
 
 @rule(*_DEFINITIONS)
 def _(e: GraphEmitter, node: FlatEquation, *xs: Value):
-    """16-bit types are computed in float32."""
-    dtype = np.dtype(node.dtype)
-    if dtype.itemsize == 2:
-        wide = np.dtype(np.float32)
-    else:
-        wide = dtype
-    shapes = [jax.ShapeDtypeStruct(x.shape, wide) for x in xs]
-    with jax.enable_x64(wide == np.float64):
-        graph = flatten(jax.make_jaxpr(_DEFINITIONS[node.name])(*shapes))
-    (result,) = e.run(graph, [e.cast(x, wide) for x in xs])
-    return e.cast(result, dtype)
+    return e.defined(_DEFINITIONS[node.name], node, *xs)

@@ -176,7 +176,7 @@ def test_marks_of_a_process_end_in_any_order():
 def test_mistakes_and_other_versions_of_jax(monkeypatch):
     with pytest.raises(TypeError, match="everywhere=True is for a process"):
         jrnn.optimize_scans(total, everywhere=True)
-    monkeypatch.setattr(tracing, "_updated_metadata", None)
+    monkeypatch.setattr(tracing, "updated_metadata", None)
     with pytest.raises(
         jrnn.errors.JrnnError, match="leave it out, and use the context in each thread"
     ):

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from jax.interpreters import ad, batching, mlir
 
-from jrnn.jaxprs import by_numpy as numpy_evaluator
 from jrnn.jaxprs import primitives, trace
 from jrnn.jaxprs.axes import aligned
-from jrnn.jaxprs.primitives.table import TABLE, Row
+from jrnn.jaxprs.by_numpy import Evaluator, evaluate_by_numpy
+from jrnn.jaxprs.primitives import row as row_with
+from jrnn.jaxprs.primitives.numpy_rules import of_kinds
+from jrnn.jaxprs.primitives.table import TABLE
 from jrnn.jaxprs.ranges import largest_size
 from jrnn.loops import scan
 from jrnn.loops.compile import canonical_form
@@ -36,15 +38,8 @@ ad.defjvp(toy_p, lambda g, x: g / (1 + abs(x)) ** 2)
 
 @pytest.fixture
 def row(monkeypatch):
-    row = Row(
-        "elementwise",
-        moves=True,
-        cheap=True,
-        cost=2.0,
-        image=(-1.0, 1.0),
-        numpy=("f", lambda x: x / (1 + np.abs(x))),
-    )
-    monkeypatch.setitem(TABLE, "toy_softsign", row)
+    columns = dict(cost=2.0, image=(-1.0, 1.0), numpy=of_kinds("f")(softsign))
+    monkeypatch.setitem(TABLE, "toy_softsign", row_with("elementwise", **columns))
 
 
 def equation():
@@ -71,10 +66,8 @@ def test_a_row_is_all_that_moving_costs_axes_and_ranges_need(row):
 def test_numpy_evaluates_it(row, monkeypatch):
     x = np.linspace(-2, 2, 5, dtype=np.float32)
     closed = jax.make_jaxpr(toy_p.bind)(x)
-    monkeypatch.setattr(numpy_evaluator, "_by_jax", None)
-    np.testing.assert_allclose(
-        numpy_evaluator.evaluate_by_numpy(closed.jaxpr, closed.consts, [x])[0], softsign(x)
-    )
+    monkeypatch.setattr(Evaluator, "_by_jax", None)
+    np.testing.assert_allclose(evaluate_by_numpy(closed.jaxpr, closed.consts, [x])[0], softsign(x))
 
 
 def loop(shape, run=scan):

@@ -1,6 +1,7 @@
 """Rules for primitives that work element by element: arithmetic, functions, comparisons, logic, choosing, casts.
 
-Where Caffe2 has no operator for a primitive, its definition is a JAX function, which is traced and converted.
+Where Caffe2 has no operator for a primitive, its definition is a JAX function, which is traced and converted. Most
+definitions are in the table of primitives (`jaxprs/primitives/definitions.py`).
 """
 
 import math
@@ -15,8 +16,8 @@ from jax import lax
 
 from jrnn.convert.emitter import BOOL, FLOAT, Blob, Emitter, Value, rule
 from jrnn.errors import ConversionError
-from jrnn.jaxprs import definitions
 from jrnn.jaxprs.flat import FlatEquation
+from jrnn.jaxprs.primitives import definitions
 from jrnn.nets.ir import Shape
 
 _FOLDED = {
@@ -172,10 +173,6 @@ def _erfc(x):
     return 1.0 - lax.erf(x)
 
 
-def _exp2(x):
-    return lax.exp(x * math.log(2.0))
-
-
 def _expm1(x):
     return lax.exp(x) - 1.0
 
@@ -191,12 +188,8 @@ _DEFINITIONS: dict[str, Callable] = {
     "atanh": _atanh,
     "erf_inv": definitions.erf_inv,
     "erfc": _erfc,
-    "exp2": _exp2,
     "expm1": _expm1,
     "log1p": _log1p,
-    "log2": definitions.log2,
-    "one_minus_square": definitions.one_minus_square,
-    "polynomial": definitions.polynomial,
     "rem": _remainder,
 }
 

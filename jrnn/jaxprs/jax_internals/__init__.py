@@ -10,8 +10,6 @@ from jax.core import ShapedArray as ShapedArray
 from jax.experimental import topologies as topologies
 from jax.experimental.multihost_utils import broadcast_one_to_all as broadcast_one_to_all
 from jax.experimental.multihost_utils import process_allgather as process_allgather
-from jax.extend.core import ClosedJaxpr as ClosedJaxpr  # type: ignore[attr-defined, unused-ignore]
-from jax.extend.core import Jaxpr as Jaxpr
 from jax.extend.core import Literal as Literal
 from jax.extend.core import Primitive as Primitive
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
@@ -35,7 +33,11 @@ from jrnn.jaxprs.jax_internals.lowering import platform_of as platform_of
 from jrnn.jaxprs.jax_internals.lowering import replace_rules as replace_rules
 from jrnn.jaxprs.jax_internals.lowering import set_check_rule as set_check_rule
 from jrnn.jaxprs.jax_internals.tracing import THREEFRY as THREEFRY
+from jrnn.jaxprs.jax_internals.tracing import ClosedJaxpr as ClosedJaxpr
+from jrnn.jaxprs.jax_internals.tracing import Jaxpr as Jaxpr
 from jrnn.jaxprs.jax_internals.tracing import JaxprEqn as JaxprEqn
+from jrnn.jaxprs.jax_internals.tracing import Params as Params
+from jrnn.jaxprs.jax_internals.tracing import SourceInfo as SourceInfo
 from jrnn.jaxprs.jax_internals.tracing import Var as Var
 from jrnn.jaxprs.jax_internals.tracing import api_boundary as api_boundary
 from jrnn.jaxprs.jax_internals.tracing import are_arrays as are_arrays

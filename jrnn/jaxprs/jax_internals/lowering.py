@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import jaxlib.version
+from jax.extend.core import Primitive
 from jax.extend.core.primitives import cond_p, scan_p, while_p
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
@@ -60,13 +61,18 @@ if _FIXES_CONTEXTS:
     )
 
 
+RuleOfJax = Callable[..., Any]  # which depends on what it is a rule for
+Wrapper = Callable[..., RuleOfJax]
+Context = mlir.LoweringRuleContext
+
+
 class LoopRules(NamedTuple):
     """JAX's own rules for loops."""
 
-    lower_scan: Callable[..., Any]
-    lower_while: Callable[..., Any]
-    jvp: Callable[..., Any]
-    linearize: Callable[..., Any]
+    lower_scan: RuleOfJax
+    lower_while: RuleOfJax
+    jvp: RuleOfJax
+    linearize: RuleOfJax
 
 
 def loop_rules() -> LoopRules | None:
@@ -81,7 +87,7 @@ def loop_rules() -> LoopRules | None:
         return None
 
 
-def replace_rules(rules: LoopRules, platforms: Mapping[str, Callable[..., Any]]) -> None:
+def replace_rules(rules: LoopRules, platforms: Mapping[str, RuleOfJax]) -> None:
     """Puts rules for scans and while loops in the place of JAX's.
 
     Args:
@@ -98,9 +104,9 @@ def replace_rules(rules: LoopRules, platforms: Mapping[str, Callable[..., Any]])
 
 
 def fix_rules(
-    with_zeros_of_a_step: Callable[..., Any],
-    with_inputs_as_residuals: Callable[..., Any],
-    in_context_of_loop: Callable[..., Any],
+    with_zeros_of_a_step: Wrapper,
+    with_inputs_as_residuals: Wrapper,
+    in_context_of_loop: Wrapper,
 ) -> None:
     """Wraps those rules of JAX that have faults in this version."""
     if _transposes is not None:
@@ -111,7 +117,7 @@ def fix_rules(
         _checkpointed[scan_p] = in_context_of_loop(_checkpointed[scan_p])
 
 
-def set_check_rule(primitive: Any, evaluate: Callable[..., Any]) -> None:
+def set_check_rule(primitive: Primitive, evaluate: RuleOfJax) -> None:
     """Sets the function of its operands by which `jax.experimental.checkify` evaluates a primitive."""
     if _check_rules is None:
         return
@@ -129,7 +135,7 @@ def leave_out_of_programs(key: str) -> None:
     if write is None:
         return
 
-    def without(ctx: Any, op: Any) -> None:
+    def without(ctx: Context, op: ir.Operation) -> None:
         eqn_ctx = getattr(ctx, "jaxpr_eqn_ctx", None)
         entries = set(getattr(eqn_ctx, "xla_metadata", None) or ())
         if key in entries and len(entries) > 1:
@@ -140,12 +146,12 @@ def leave_out_of_programs(key: str) -> None:
     import_module(write.__module__).wrap_xla_metadata_in_place = without  # type: ignore[attr-defined]
 
 
-def lowered_metadata(ctx: Any) -> Any:
+def lowered_metadata(ctx: Context) -> Any:
     """Returns the XLA metadata of the equation that is lowered in the context of a lowering rule, a mapping or None."""
     return ctx.jaxpr_eqn_ctx.xla_metadata if ctx.jaxpr_eqn_ctx else None
 
 
-def lower_or_undo(lower: Callable[..., Any], ctx: Any, *args: Any) -> Any:
+def lower_or_undo(lower: RuleOfJax, ctx: Context, *args: Any) -> Any:
     """Returns what a lowering rule returns. If it raises, erases what it has emitted, so that another rule can follow.
 
     An exception leaves a loop or a function without its end, and such a program is not valid. Functions that are complete
@@ -175,7 +181,7 @@ def lower_or_undo(lower: Callable[..., Any], ctx: Any, *args: Any) -> Any:
         raise
 
 
-def _is_complete(function: Any) -> bool:
+def _is_complete(function: ir.OpView) -> bool:
     """Returns whether the blocks of a function have their last operation, which returns."""
     blocks = [block for region in function.operation.regions for block in region.blocks]
     ends = [list(block.operations)[-1:] for block in blocks]
@@ -194,13 +200,13 @@ def platform_of(backend: Any) -> str:
     return str(backend._raw_platform if backend.platform == "gpu" else backend.platform)
 
 
-def lowered_for(ctx: Any) -> tuple[int, bool]:
+def lowered_for(ctx: Context) -> tuple[int, bool]:
     """Returns how many devices a lowered program is divided among, and whether it is exported.
 
     Args:
         ctx: the context of a lowering rule.
     """
-    devices = ctx.module_context.axis_context
+    devices: Any = ctx.module_context.axis_context
     module = ctx.module_context
     inside_of_one = hasattr(devices, "mesh") or hasattr(
         devices, "axis_env"
@@ -208,7 +214,7 @@ def lowered_for(ctx: Any) -> tuple[int, bool]:
     return 1 if inside_of_one else devices.num_devices, module.lowering_parameters.for_export
 
 
-def is_threefry_loop(length: Any, types: Sequence[tuple[str, Sequence[int]]]) -> bool:
+def is_threefry_loop(length: int | None, types: Sequence[tuple[str, Sequence[int]]]) -> bool:
     """Returns True for the loop that JAX makes of the rounds of its default random generator, when it lowers a draw.
 
     It counts, and carries two blocks of words, three keys and two rows of four rotations.

@@ -13,16 +13,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import jax
+from jax import Array
 from jax.core import ShapedArray, Tracer
 from jax.experimental import xla_metadata
 from jax.extend import linear_util, random, source_info_util
-from jax.extend.core import (  # type: ignore[attr-defined, unused-ignore]
-    ClosedJaxpr,
-    DebugInfo,
-    Jaxpr,
-    Primitive,
-    jaxpr_as_fun,
-)
+from jax.extend.core import DebugInfo, Literal, Primitive, jaxpr_as_fun
 from jax.extend.core.primitives import closed_call_p
 
 if TYPE_CHECKING:  # by JAX's own annotations, a value of a jaxpr has no shape
@@ -38,15 +33,23 @@ if TYPE_CHECKING:  # by JAX's own annotations, a value of a jaxpr has no shape
         invars: Sequence[Any]
         outvars: Sequence[Var]
         effects: Any
-        source_info: Any
+        source_info: SourceInfo
         ctx: Any
 
         def replace(self, **fields: Any) -> JaxprEqn: ...
 
+    Jaxpr = Any
+    ClosedJaxpr = Any
+
 else:
+    from jax.extend.core import ClosedJaxpr as ClosedJaxpr
+    from jax.extend.core import Jaxpr as Jaxpr
     from jax.extend.core import JaxprEqn as JaxprEqn
     from jax.extend.core import Var as Var
 
+SourceInfo = source_info_util.SourceInfo
+Params = Mapping[str, Any]  # of an equation
+Metadata = Any  # XLA metadata, a mapping or None
 set_xla_metadata: Callable[..., AbstractContextManager[None]] = xla_metadata.set_xla_metadata
 
 # Versions ------------------------------------------------------------------------------------------------------------
@@ -95,10 +98,10 @@ set_thread_metadata: Callable[[Any], None] = private_name(
 _global_metadata = private_name(
     "config", "xla_metadata_context_manager.get_global", _NOT_EVERYWHERE
 )
-_set_global_metadata = private_name(
+set_global_metadata = private_name(
     "config", "xla_metadata_context_manager.set_global", _NOT_EVERYWHERE
 )
-_updated_metadata = private_name("xla_metadata_lib", "update_metadata", _NOT_EVERYWHERE)
+updated_metadata = private_name("xla_metadata_lib", "update_metadata", _NOT_EVERYWHERE)
 
 trace_context: Callable[[], Any] | None = private_name(
     "config", "trace_context", "calls outside of jit take 0.1 ms longer"
@@ -164,29 +167,21 @@ def can_change_metadata() -> bool:
     return None not in (thread_metadata, swap_thread_metadata, set_thread_metadata)
 
 
-def global_metadata() -> Any:
+def global_metadata() -> Metadata:
     """Returns the XLA metadata of threads without metadata of their own. Raises NotImplementedError if JAX lacks names."""
-    if None in (_global_metadata, _set_global_metadata, _updated_metadata):
+    if None in (_global_metadata, set_global_metadata, updated_metadata):
         raise NotImplementedError(
             ", ".join(name for name, without in missing.items() if without == _NOT_EVERYWHERE)
         )
     return _global_metadata()
 
 
-def updated_metadata(metadata: Any, new: Mapping[str, str]) -> Any:
-    return _updated_metadata(metadata, new)
-
-
-def set_global_metadata(metadata: Any) -> None:
-    _set_global_metadata(metadata)
-
-
-def metadata_of(eqn: Any) -> Any:
+def metadata_of(eqn: JaxprEqn) -> Metadata:
     """Returns the XLA metadata of an equation, a mapping or None."""
     return eqn.ctx.xla_metadata
 
 
-def context_of(eqn: Any, without: str | None = None) -> Any:
+def context_of(eqn: JaxprEqn, without: str | None = None) -> Any:
     """Returns the context in which an equation was traced, a key of dicts; without one entry of its XLA metadata."""
     return eqn.ctx if without is None else context_without(eqn.ctx, without)
 
@@ -197,12 +192,12 @@ def context_without(ctx: Any, key: str) -> Any:
         return jax.make_jaxpr(jax.lax.neg)(0.0).jaxpr.eqns[0].ctx
 
 
-def in_context(eqn: Any) -> AbstractContextManager[Any]:
+def in_context(eqn: JaxprEqn) -> AbstractContextManager[Any]:
     """Enters the context in which an equation was traced."""
     return eqn.ctx.manager  # type: ignore[no-any-return]
 
 
-def is_traced(value: Any) -> bool:
+def is_traced(value: object) -> bool:
     """Whether a value is a tracer, whose elements cannot be read.
 
     >>> is_traced(1.0)
@@ -236,12 +231,12 @@ def is_staged() -> bool:
         return True
 
 
-def are_arrays(avals: Sequence[Any]) -> bool:
+def are_arrays(avals: Sequence[ShapedArray]) -> bool:
     """Returns True if abstract values are those of arrays: no Refs, tokens or other types."""
     return all(type(aval) is ShapedArray for aval in avals)
 
 
-def mesh_axes_type(*values: Any) -> Any:
+def mesh_axes_type(*values: Array) -> Any:
     """Returns the part of the type of arrays that says over which mesh axes they vary: of several, the largest."""
     kinds = [
         getattr(jax.typeof(value), "manual_axis_type", None) for value in values
@@ -249,7 +244,7 @@ def mesh_axes_type(*values: Any) -> Any:
     return max(kinds, key=lambda kind: len(_varying(kind)))
 
 
-def varying_axes(value: Any) -> frozenset[Any]:
+def varying_axes(value: Array) -> frozenset[Any]:
     """Returns the mesh axes over which an array varies; none outside of `jax.shard_map`, or without `check_vma`."""
     return _varying(mesh_axes_type(value))
 
@@ -258,7 +253,7 @@ def _varying(kind: Any) -> frozenset[Any]:
     return frozenset() if kind is None else kind.varying
 
 
-def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+def scan_counts(params: Params) -> tuple[int, int]:
     """Returns the numbers of constants and carries of a scan's equation."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
@@ -266,7 +261,7 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     return len(list(consts)), len(list(carry))
 
 
-def traced(fn: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Any:
+def traced(fn: Callable[..., Sequence[Any]], avals: Sequence[ShapedArray | Array]) -> ClosedJaxpr:
     """Returns the closed jaxpr of a function of arrays that returns a sequence of arrays, given their types or arrays.
 
     `jax.make_jaxpr` takes four times as long for a few equations, most of it for trees, signatures and a cache.
@@ -282,8 +277,11 @@ def traced(fn: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Any:
 
 
 def closed_jaxpr(
-    invars: Sequence[Var], eqns: Sequence[Any], outvars: Sequence[Any], consts: Mapping[Var, Any]
-) -> Any:
+    invars: Sequence[Var],
+    eqns: Sequence[JaxprEqn],
+    outvars: Sequence[Var | Literal],
+    consts: Mapping[Var, Array],
+) -> ClosedJaxpr:
     """Returns the closed jaxpr of equations. `consts` has the values of its constants."""
     effects = {effect for eqn in eqns for effect in eqn.effects}
     info = DebugInfo("scan", "step", ("",) * len(invars), ("",) * len(outvars))
@@ -292,7 +290,7 @@ def closed_jaxpr(
     return ClosedJaxpr(jaxpr, tuple(consts.values()))
 
 
-def calling(closed: Any) -> Callable[..., Any]:
+def calling(closed: ClosedJaxpr) -> Callable[..., Any]:
     """Returns a function that calls a closed jaxpr by one equation if JAX has an equation that is not a trace of it."""
     if getattr(
         closed_call_p, "call_primitive", False
@@ -301,7 +299,7 @@ def calling(closed: Any) -> Callable[..., Any]:
     return functools.partial(closed_call_p.bind, call_jaxpr=closed)
 
 
-def expanded(eqn: Any) -> Any | None:
+def expanded(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The jaxpr to which JAX expands an equation when it lowers it, or None if it lowers the equation itself.
 
     In jax 0.12, `jnp.searchsorted` is such an equation.
@@ -314,7 +312,7 @@ def expanded(eqn: Any) -> Any | None:
     )
 
 
-def without_bits(eqn: Any) -> Any | None:
+def without_bits(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The jaxpr of exp(-x^2) for JAX's function that splits x into two by its bits; None for other equations.
 
     In jax 0.12 it is the derivative of erf, and so of an exact GELU. The plain form is wrong by x^2 rounding errors.
@@ -327,7 +325,7 @@ def without_bits(eqn: Any) -> Any | None:
     return jax.make_jaxpr(lambda x: jax.numpy.exp(-x * x))(eqn.invars[0].aval)
 
 
-def has_own_shardings(eqn: Any) -> bool:
+def has_own_shardings(eqn: JaxprEqn) -> bool:
     """Returns True for a `jit` with shardings of its arguments or results."""
     placed = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
     return any(sharding is not _unspecified for sharding in placed)
@@ -342,12 +340,12 @@ def named_axis(effect: Any) -> Any | None:
     )
 
 
-def argument_names(jaxpr: Any) -> list[str]:
+def argument_names(jaxpr: Jaxpr) -> list[str]:
     """Returns what the traced function calls its arguments, or an empty list if that is not known."""
     return list(getattr(jaxpr.debug_info, "arg_names", None) or ())
 
 
-def function_name(jaxpr: Any) -> str:
+def function_name(jaxpr: Jaxpr) -> str:
     """Returns the name of the traced function, or ""."""
     return str(getattr(jaxpr.debug_info, "func_name", "") or "")
 
@@ -372,29 +370,29 @@ def hide_lines_of(folder: str) -> None:
     source_info_util.register_exclusion(folder)
 
 
-def scopes(eqn: Any) -> list[str]:
+def scopes(eqn: JaxprEqn) -> list[str]:
     """Returns the scopes of an equation, the outermost first, without that of what is computed again."""
     return [scope for scope in str(eqn.source_info.name_stack).split("/") if scope != _RECOMPUTED]
 
 
-def is_recomputed(eqn: Any) -> bool:
+def is_recomputed(eqn: JaxprEqn) -> bool:
     """Returns True for an equation that `jax.checkpoint` computes again in the reverse pass."""
     return _RECOMPUTED in str(eqn.source_info.name_stack)
 
 
-def without_outer_scope(eqn: Any) -> Any:
+def without_outer_scope(eqn: JaxprEqn) -> JaxprEqn:
     """Returns an equation without the outermost scope or transformation of its name stack."""
     return eqn.replace(
         source_info=eqn.source_info.replace(name_stack=eqn.source_info.name_stack[1:])
     )
 
 
-def within(outer: Any, eqn: Any) -> Any:
+def within(outer: SourceInfo, eqn: JaxprEqn) -> SourceInfo:
     """Returns the source information of an equation that is called at that of another."""
     return eqn.source_info.replace(name_stack=outer.name_stack + eqn.source_info.name_stack)
 
 
-def in_scope(eqn: Any) -> ExitStack:
+def in_scope(eqn: JaxprEqn) -> ExitStack:
     """Enters an equation's context: its source lines, its `jax.named_scope`, and its options."""
     stack = ExitStack()
     names = source_info_util.current_name_stack() + eqn.source_info.name_stack

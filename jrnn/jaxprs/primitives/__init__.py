@@ -15,7 +15,10 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import work
-from jrnn.jaxprs.primitives.table import TABLE, UNKNOWN, Kind, Row
+from jrnn.jaxprs.primitives import numpy_rules
+from jrnn.jaxprs.primitives.row import Evaluate, Kind, Row
+from jrnn.jaxprs.primitives.row import row as row
+from jrnn.jaxprs.primitives.table import TABLE, UNKNOWN
 
 T = TypeVar("T")
 Rule = Callable[..., Any]
@@ -35,6 +38,13 @@ def rule_of(eqn: jaxprs.Eqn, rules: Mapping[str, T]) -> T | None:
     """Returns the rule for the primitive of an equation, or else that for its kind, or None."""
     name = eqn.primitive.name
     return rules[name] if name in rules else rules.get(row_of(eqn).kind)
+
+
+def numpy_rule(eqn: jaxprs.Eqn) -> Evaluate | None:
+    """Returns the function by which numpy computes a primitive (`Row.numpy`), or None."""
+    name = eqn.primitive.name
+    column = named(name).numpy
+    return numpy_rules.of_numpy(name, column) if isinstance(column, str) else column
 
 
 def where(test: Callable[[Row], bool]) -> frozenset[str]:

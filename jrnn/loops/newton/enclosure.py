@@ -8,9 +8,9 @@ For a smooth function f of one element, the mean value theorem gives the radius 
 
     radius(f(x)) = max |f'(t)| radius(x) + rounding,    over all t from x - radius(x) to x + radius(x),
 
-so that the rule of such a function is a bound of its slope between two numbers (`_SLOPES`). The result of a comparison, or
-of a function such as `floor`, may jump within a box, where no slope bounds it. Such a boolean is *unknown*, and what is
-selected by it may jump.
+so that such a function needs a bound of its slope between two numbers, which its row of the table has. The result of a
+comparison, or of a function such as `floor`, may jump within a box, where no slope bounds it. Such a boolean is *unknown*,
+and what is selected by it may jump. A primitive that the table defines by others has the box of its definition.
 
 Source: Moore, Kearfott and Cloud, "Introduction to Interval Analysis", 2009, with centers and radii in place of bounds.
 """
@@ -28,7 +28,9 @@ from jax import Array, lax
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
+from jrnn.jaxprs.primitives import slopes
 
+Boxes = Sequence["Box"]
 FUNCTION_ULPS = 4  # the rounding of a function such as tanh, as XLA computes it
 
 
@@ -101,7 +103,7 @@ def enclosed(eqns: Iterable[Eqn], env: dict[Var, Box]) -> tuple[dict[Var, Box], 
         centers = jaxprs.bind(eqn, *(box.center for box in operands))
         if _are_exact(operands):
             return list(map(Box, centers))
-        rule = primitives.rule_of(eqn, _RULES)
+        rule = rule_for(eqn)
         if rule is None or any(map(jnp.iscomplexobj, centers)):
             raise NotEnclosed(eqn.primitive.name)
         radii, jumps = rule(eqn, operands, centers)
@@ -113,11 +115,11 @@ def enclosed(eqns: Iterable[Eqn], env: dict[Var, Box]) -> tuple[dict[Var, Box], 
     return env, reduce(jnp.logical_or, all_jumps, jnp.asarray(False))
 
 
-def radii_of(boxes: Sequence[Box]) -> list[Array]:
+def radii_of(boxes: Boxes) -> list[Array]:
     return [box.radius for box in boxes]
 
 
-def _are_exact(boxes: Sequence[Box]) -> bool:
+def _are_exact(boxes: Boxes) -> bool:
     return all(box.is_exact for box in boxes)
 
 
@@ -125,11 +127,8 @@ def _are_exact(boxes: Sequence[Box]) -> bool:
 
 Arrays = Sequence[Array]
 RadiiAndJumps = tuple[Arrays, Array | bool]
-Rule = Callable[[Eqn, Sequence[Box], Arrays], RadiiAndJumps]
+Rule = Callable[[Eqn, Boxes, Arrays], RadiiAndJumps]
 RadiusOf = Callable[..., Array]  # from an equation and the boxes of its operands, without rounding
-# From an equation and two numbers, the largest absolute slope of its function between them.
-SlopeBound = Callable[[Eqn, Array, Array], Array | float]
-Slope = Callable[[Array], Array]  # of a function, at a point
 
 
 def _smooth(radius_of: RadiusOf, ulps: float = 1, min_size: float = 0) -> Rule:
@@ -156,131 +155,33 @@ def _smooth(radius_of: RadiusOf, ulps: float = 1, min_size: float = 0) -> Rule:
     return rule
 
 
-def _sloped(slope: SlopeBound, min_size: float = 0) -> Rule:
+def _sloped(eqn: Eqn, operands: Boxes, centers: Arrays) -> RadiiAndJumps:
     """The rule of a function of one variable, by the mean value theorem."""
+    row = primitives.row_of(eqn)
+    slope = row.slope
+    assert slope is not None
 
     def radius_of(eqn, a):
-        return slope(eqn, *_ends(a)) * a.radius
+        return slope(eqn.params, *_ends(a)) * a.radius
 
-    return _smooth(radius_of, FUNCTION_ULPS, min_size)
+    return _smooth(radius_of, FUNCTION_ULPS, float(row.rounds_inside))(eqn, operands, centers)
+
+
+def _defined(eqn: Eqn, operands: Boxes, centers: Arrays) -> RadiiAndJumps:
+    """The rule of a primitive that the table defines by others: the box of its definition, seen from the own center."""
+    (center,) = centers
+    definition = primitives.row_of(eqn).definition
+    avals = [jax.typeof(box.center) for box in operands]
+    program = jaxprs.trace(lambda *args: [definition(*args)], avals)
+    env, jumps = enclosed(program.eqns, dict(zip(program.invars, operands)))
+    box = env[program.outvars[0]]
+    return [box.radius + Box(box.center - center).size], jumps
 
 
 def _ends(box: Box) -> tuple[Array, Array]:
     """The least and the largest value of a box."""
     center = box.center.astype(_wide(box.center))
     return center - box.radius, center + box.radius
-
-
-def _nearest(lo: Array, hi: Array) -> Array:
-    """The least absolute value between two bounds."""
-    return jnp.where((lo <= 0) & (hi >= 0), 0, jnp.minimum(jnp.abs(lo), jnp.abs(hi)))
-
-
-def _farthest(lo: Array, hi: Array) -> Array:
-    """The largest absolute value between two bounds."""
-    return jnp.maximum(jnp.abs(lo), jnp.abs(hi))
-
-
-def _above(limit: float, slope: Slope) -> SlopeBound:
-    """The slope of a function of numbers above a limit, which is steepest at the lower bound."""
-
-    def bound(eqn, lo, hi):
-        is_defined = lo > limit
-        return jnp.where(is_defined, slope(jnp.where(is_defined, lo, limit + 1)), jnp.inf)
-
-    return bound
-
-
-def _inside(slope: Slope) -> SlopeBound:
-    """The slope of a function of numbers between -1 and 1, which is steepest at the bound nearest to one of these."""
-
-    def bound(eqn, lo, hi):
-        at = _farthest(lo, hi)
-        return jnp.where(at < 1, slope(jnp.where(at < 1, at, 0)), jnp.inf)
-
-    return bound
-
-
-def _at_nearest(slope: Slope) -> SlopeBound:
-    """The slope of a function that is steepest near 0."""
-    return lambda eqn, lo, hi: slope(_nearest(lo, hi))
-
-
-def _at_farthest(slope: Slope) -> SlopeBound:
-    """The slope of a function that is steepest far from 0."""
-    return lambda eqn, lo, hi: slope(_farthest(lo, hi))
-
-
-def _at_upper(slope: Slope) -> SlopeBound:
-    """The slope of a function that is steepest at the upper bound."""
-    return lambda eqn, lo, hi: slope(hi)
-
-
-def _of_wave(slope: Slope) -> SlopeBound:
-    """The slope of a sine or a cosine, which changes by at most the way from the middle."""
-    return lambda eqn, lo, hi: jnp.minimum(1, jnp.abs(slope((lo + hi) / 2)) + (hi - lo) / 2)
-
-
-def _sigmoid_slope(x: Array) -> Array:
-    return jax.nn.sigmoid(x) * jax.nn.sigmoid(-x)
-
-
-def _erf_slope(x: Array) -> Array:
-    return 2 / math.sqrt(math.pi) * jnp.exp(-(x**2))
-
-
-def _cube_root(eqn: Eqn, lo: Array, hi: Array) -> Array:
-    at = _nearest(lo, hi)
-    return jnp.where(at > 0, 1 / (3 * jnp.cbrt(jnp.where(at > 0, at, 1)) ** 2), jnp.inf)
-
-
-def _tangent(eqn: Eqn, lo: Array, hi: Array) -> Array:
-    """The slope is convex between two poles, and unbounded over a pole."""
-    is_between_poles = jnp.floor(lo / math.pi + 0.5) == jnp.floor(hi / math.pi + 0.5)
-    return jnp.where(is_between_poles, 1 + _farthest(jnp.tan(lo), jnp.tan(hi)) ** 2, jnp.inf)
-
-
-def _power(eqn: Eqn, lo: Array, hi: Array) -> Array:
-    y = eqn.params["y"]
-    at = _farthest(lo, hi) if y >= 1 else _nearest(lo, hi)
-    return abs(y) * jnp.where(at > 0, at, 0 if y >= 1 else jnp.nan) ** (y - 1)
-
-
-_SLOPES: dict[str, SlopeBound] = {
-    "tanh": _at_nearest(lambda x: 1 - jnp.tanh(x) ** 2),
-    "logistic": _at_nearest(_sigmoid_slope),
-    "exp": _at_upper(jnp.exp),
-    "exp2": _at_upper(lambda x: math.log(2) * jnp.exp2(x)),
-    "expm1": _at_upper(jnp.exp),
-    "log": _above(0, lambda x: 1 / x),
-    "log2": _above(0, lambda x: 1 / (math.log(2) * x)),
-    "log1p": _above(-1, lambda x: 1 / (1 + x)),
-    "sqrt": _above(0, lambda x: 0.5 / jnp.sqrt(x)),
-    "rsqrt": _above(0, lambda x: 0.5 / (x * jnp.sqrt(x))),
-    "sin": _of_wave(jnp.cos),
-    "cos": _of_wave(jnp.sin),
-    "atan": _at_nearest(lambda x: 1 / (1 + x**2)),
-    "asin": _inside(lambda x: 1 / jnp.sqrt((1 - x) * (1 + x))),
-    "atanh": _inside(lambda x: 1 / ((1 - x) * (1 + x))),
-    "erf_inv": _inside(lambda x: math.sqrt(math.pi) / 2 * jnp.exp(lax.erf_inv(x) ** 2)),
-    "tan": _tangent,
-    "cbrt": _cube_root,
-    "asinh": _at_nearest(lambda x: 1 / jnp.sqrt(1 + x**2)),
-    "sinh": _at_farthest(jnp.cosh),
-    "cosh": _at_farthest(jnp.sinh),
-    "erf": _at_nearest(_erf_slope),
-    "erfc": _at_nearest(_erf_slope),
-    "square": _at_farthest(lambda x: 2 * x),
-    "one_minus_square": _at_farthest(lambda x: 2 * x),
-    "integer_pow": _power,
-    "bessel_i0e": lambda eqn, lo, hi: 1.0,
-    "bessel_i1e": lambda eqn, lo, hi: 0.5,
-}
-# Functions that are rounded within, where the result may be about zero.
-_SLOPES_NEAR_ZERO: dict[str, SlopeBound] = {
-    "acos": _SLOPES["asin"],
-    "acosh": _above(1, lambda x: 1 / jnp.sqrt((x - 1) * (x + 1))),
-}
 
 
 def _sum_of_radii(eqn: Eqn, a: Box, b: Box) -> Array:
@@ -319,7 +220,7 @@ def _angle(eqn: Eqn, y: Box, x: Box) -> Array:
 
     def least_size(box):
         center = box.center.astype(wide)
-        return _nearest(center - box.radius, center + box.radius)
+        return slopes.nearest(center - box.radius, center + box.radius)
 
     least_y = least_size(y)
     distance = jnp.hypot(least_y, least_size(x))
@@ -336,24 +237,7 @@ def _largest_radius(eqn: Eqn, *operands: Box) -> Array:
     return reduce(jnp.maximum, radii_of(operands))
 
 
-def _polynomial(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
-    """Horner's rule in absolute values bounds the polynomial, its slope and its rounding."""
-    x, *coefficients = operands
-    (center,) = centers
-    farthest = x.size + x.radius
-    zero = jnp.zeros(center.shape, _wide(center))
-    size = zero
-    slope = zero
-    radius = zero
-    for a in reversed(coefficients):
-        slope = slope * farthest + size
-        size = size * farthest + a.size + a.radius
-        radius = radius * farthest + a.radius
-    rounding = 2 * len(coefficients) * _eps(center) * size
-    return [slope * x.radius + radius + rounding], False
-
-
-def _picked(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
+def _picked(eqn: Eqn, operands: Boxes, centers: Arrays) -> RadiiAndJumps:
     """The rule of primitives that pick, move or add elements: the radii are picked, moved or added likewise."""
     positions = primitives.row_of(eqn).positions
     indices = [box for i, box in enumerate(operands) if i in positions]
@@ -375,7 +259,7 @@ def _applied(eqn: Eqn, operands: Arrays) -> Arrays:
     return jaxprs.bind(eqn, *operands, **dict.fromkeys(types))
 
 
-def _sum(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
+def _sum(eqn: Eqn, operands: Boxes, centers: Arrays) -> RadiiAndJumps:
     (box,) = operands
     (center,) = centers
     if eqn.primitive.name == "cumsum":
@@ -387,7 +271,7 @@ def _sum(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
     return [radius + count * _eps(center) * size], False
 
 
-def _product(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
+def _product(eqn: Eqn, operands: Boxes, centers: Arrays) -> RadiiAndJumps:
     a, b = operands
     (center,) = centers
     numbers = eqn.params["dimension_numbers"]
@@ -404,15 +288,15 @@ def _product(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJump
     return [radius + rounding], False
 
 
-def _extreme(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
+def _extreme(eqn: Eqn, operands: Boxes, centers: Arrays) -> RadiiAndJumps:
     return [jnp.max(operands[0].radius, eqn.params["axes"])], False
 
 
-def _is_finite(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
+def _is_finite(eqn: Eqn, operands: Boxes, centers: Arrays) -> RadiiAndJumps:
     return [jnp.zeros(centers[0].shape, jnp.float32)], False
 
 
-def _compared(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
+def _compared(eqn: Eqn, operands: Boxes, centers: Arrays) -> RadiiAndJumps:
     a, b = operands
     if eqn.invars[0] is eqn.invars[1]:  # asks for NaN
         return _is_finite(eqn, operands, centers)
@@ -436,7 +320,7 @@ def _stepped(interval: Callable[[Array], Array], height: float) -> Rule:
     return rule
 
 
-def _selected(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
+def _selected(eqn: Eqn, operands: Boxes, centers: Arrays) -> RadiiAndJumps:
     """The radius of the selected case; the distance of all cases where it is unknown which one is selected."""
     which, *cases = operands
     (center,) = centers
@@ -449,7 +333,7 @@ def _selected(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJum
     return [jnp.where(is_unknown, reduce(jnp.maximum, distances), radius)], is_unknown
 
 
-def _converted(eqn: Eqn, operands: Sequence[Box], centers: Arrays) -> RadiiAndJumps:
+def _converted(eqn: Eqn, operands: Boxes, centers: Arrays) -> RadiiAndJumps:
     (box,) = operands
     (center,) = centers
     if _is_floating(center) and _is_floating(box.center):
@@ -470,10 +354,7 @@ def _rounded(x: Array) -> Array:
 
 
 _RULES: dict[str, Rule] = {  # by primitive or kind
-    **{name: _sloped(slope) for name, slope in _SLOPES.items()},
-    **{name: _sloped(slope, 1) for name, slope in _SLOPES_NEAR_ZERO.items()},
     "atan2": _smooth(_angle, FUNCTION_ULPS, 1),
-    "polynomial": _polynomial,
     **dict.fromkeys(("add", "add_any", "sub"), _smooth(_sum_of_radii)),
     "mul": _smooth(_multiplied),
     "div": _smooth(_quotient, 2),
@@ -497,3 +378,14 @@ _RULES: dict[str, Rule] = {  # by primitive or kind
     **dict.fromkeys(("reduce_sum", "cumsum"), _sum),
     "dot_general": _product,
 }
+
+
+def rule_for(eqn: Eqn) -> Rule | None:
+    """Returns the rule for an equation: of its primitive or kind, of its slope, or of its definition."""
+    rule = primitives.rule_of(eqn, _RULES)
+    if rule is not None:
+        return rule
+    row = primitives.row_of(eqn)
+    if row.slope is not None:
+        return _sloped
+    return _defined if row.definition is not None else None

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -135,9 +136,21 @@ class Collector:
             return self._power(operands[0], eqn.params["y"], shape)
         if primitives.row_of(eqn).copies:
             return operands[0]
-        if name in COMPOSED and out.dtype != jnp.bfloat16:  # XLA rounds there within
-            return COMPOSED[name](self, shape, *operands)
+        definition = primitives.row_of(eqn).definition
+        if definition is not None and out.dtype != jnp.bfloat16:  # XLA rounds there within
+            return self._defined(definition, eqn, operands)
         raise Unsupported(f"the kernel has no {name}")
+
+    def _defined(
+        self, definition: Callable[..., Any], eqn: Eqn, operands: list[NativeOperand]
+    ) -> NativeOperand:
+        """Adds the operations of a function that defines a primitive by others, and returns its result."""
+        avals = [atom.aval for atom in eqn.invars]
+        program = jaxprs.trace(lambda *args: [definition(*args)], avals)
+        self.values.update(zip(program.invars, operands))
+        for inner in program.eqns:
+            self.run(inner)
+        return self.value(program.outvars[0])
 
     def _power(self, x: NativeOperand, y: int, shape: Shape) -> NativeOperand:
         if y < 0:
@@ -419,40 +432,6 @@ def _pad(step: Collector, eqn: Eqn, value: NativeOperand, filling: NativeOperand
     return [value]
 
 
-# Functions of several operations of the kernel -------------------------------------------------------
-
-
-def _log2(step: Collector, shape: Shape, x: NativeOperand) -> View:
-    return step.apply("div", [step.apply("log", [x], shape), Uniform(math.log(2))], shape)
-
-
-def _exp2(step: Collector, shape: Shape, x: NativeOperand) -> View:
-    return step.apply("exp", [step.apply("mul", [x, Uniform(math.log(2))], shape)], shape)
-
-
-def _tan(step: Collector, shape: Shape, x: NativeOperand) -> View:
-    sin = step.apply("sin", [x], shape)
-    cos = step.apply("cos", [x], shape)
-    return step.apply("div", [sin, cos], shape)
-
-
-def _polynomial(
-    step: Collector, shape: Shape, x: NativeOperand, *coefficients: NativeOperand
-) -> NativeOperand:
-    """Horner's rule; the last coefficient is that of the highest power."""
-    total = coefficients[-1]
-    for coefficient in coefficients[-2::-1]:
-        product = step.apply("mul", [total, x], shape)
-        total = step.apply("add", [product, coefficient], shape)
-    return total
-
-
-COMPOSED: dict[str, Callable[..., NativeOperand]] = {
-    "exp2": _exp2,
-    "log2": _log2,
-    "polynomial": _polynomial,
-    "tan": _tan,
-}
 # Of a number that is the same in all places, the results are this number.
 _VIEWS = frozenset(("broadcast_in_dim", "reshape", "slice", "split", "squeeze", "transpose"))
 _RULES: dict[str, Callable[..., Results]] = {

@@ -14,7 +14,6 @@ is axis 2 of the result. An equation without a rule gets its operands as they we
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
@@ -23,6 +22,7 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, axes, primitives
+from jrnn.jaxprs.primitives.shapes import Follow
 from jrnn.loops.passes.canonical.layouts import (
     Group,
     Groups,
@@ -33,11 +33,13 @@ from jrnn.loops.passes.canonical.layouts import (
     sizes,
 )
 
+Values = Sequence[StepValue]
+Results = list[StepValue]
 Pair = tuple[Group, Group]
 Preferred = Callable[[Var], Groups]  # the layout of a value that the canonical form has
 
 
-def evaluated(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
+def evaluated(eqn: Eqn, operands: Values, preferred: Preferred) -> Results:
     """Returns the results of an equation for operands in any layout."""
     rule = primitives.rule_of(eqn, _RULES)
     shardings = (eqn.params.get("out_sharding"), eqn.params.get("sharding"))
@@ -60,7 +62,7 @@ def _with_one_row(x: StepValue, groups: Groups) -> StepValue:
     return x.in_layout((*unit, *x.squeezed().groups))
 
 
-def _elementwise(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
+def _elementwise(eqn: Eqn, operands: Values, preferred: Preferred) -> Results:
     out = eqn.outvars[0]
     layouts = {o.groups for o in operands if _has_all_axes(o, out.aval.shape)}
     groups = layouts.pop() if len(layouts) == 1 else preferred(out)
@@ -77,26 +79,29 @@ def _all_axes(groups: Groups) -> set[int]:
     return {*itertools.chain(*groups)}
 
 
-def _relabeled(groups: Iterable[Group], label: Callable[[int], int]) -> Groups:
-    """Groups with other names of the axes."""
-    return tuple(tuple(map(label, group)) for group in groups)
+def _follow(eqn: Eqn, place: int = 0) -> Follow:
+    """Returns which axis of the result each axis of an operand is."""
+    rule = primitives.named(eqn.primitive.name).axes
+    assert rule is not None
+    return rule(eqn, place, eqn.outvars[0])
 
 
-def _each(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
+def _relabeled(groups: Iterable[Group], names: Follow) -> Groups:
+    return tuple(tuple(names[a] for a in group) for group in groups)
+
+
+def _each(eqn: Eqn, operands: Values, preferred: Preferred) -> Results:
     """The rule of primitives that return each operand."""
     arrays = jaxprs.bind(eqn, *(o.array for o in operands))
     return [StepValue(array, o.shape, o.groups) for array, o in zip(arrays, operands)]
 
 
-def _transpose(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
+def _transpose(eqn: Eqn, operands: Values, preferred: Preferred) -> Results:
     (x,) = operands
-    order = list(eqn.params["permutation"])
-    return [StepValue(x.array, eqn.outvars[0].aval.shape, _relabeled(x.groups, order.index))]
+    return [_renamed(x, eqn.outvars[0].aval.shape, _follow(eqn))]
 
 
-def _reshape(
-    eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred
-) -> list[StepValue] | None:
+def _reshape(eqn: Eqn, operands: Values, preferred: Preferred) -> Results | None:
     """The rule of reshapes: axes that stay are renamed, and the array is reshaped for the others.
 
     A reshape of (32, 256, 8) to (32, 4, 64, 8) is made of blocks of axes: 0 stays 0, 1 becomes (1, 2), and 2 becomes 3.
@@ -143,15 +148,12 @@ def _reshape(
     return [StepValue(array, shape, tuple(groups))]
 
 
-def _broadcast(
-    eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred
-) -> list[StepValue] | None:
+def _broadcast(eqn: Eqn, operands: Values, preferred: Preferred) -> Results | None:
     shape = eqn.outvars[0].aval.shape
-    to = eqn.params["broadcast_dimensions"]
     if len(operands) != 1:  # symbolic dimensions
         return None
     x = operands[0].squeezed()
-    moved = StepValue(x.array, shape, _relabeled(x.groups, to.__getitem__))
+    moved = _renamed(x, shape, _follow(eqn))
     if _has_all_axes(moved, shape):
         return [moved]
 
@@ -175,9 +177,7 @@ def _broadcast(
     return [StepValue(array, shape, layout).in_layout(groups)]
 
 
-def _reduce(
-    eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred
-) -> list[StepValue] | None:
+def _reduce(eqn: Eqn, operands: Values, preferred: Preferred) -> Results | None:
     if eqn.primitive.name in ("argmax", "argmin"):  # a place along an axis, which must be there
         return None
     over = {*eqn.params["axes"]}
@@ -187,16 +187,13 @@ def _reduce(
         if not over.issuperset(group):
             partly |= over.intersection(group)
     x = x.unmerge(partly)
-    remaining = [a for a in range(len(x.shape)) if a not in over]
     places = tuple(i for i, group in enumerate(x.groups) if over.issuperset(group))
     array = jaxprs.bind(eqn, x.array, axes=places)[0] if places else x.array
     rest = [group for group in x.groups if not over.issuperset(group)]
-    return [StepValue(array, eqn.outvars[0].aval.shape, _relabeled(rest, remaining.index))]
+    return [StepValue(array, eqn.outvars[0].aval.shape, _relabeled(rest, _follow(eqn)))]
 
 
-def _product(
-    eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred
-) -> list[StepValue] | None:
+def _product(eqn: Eqn, operands: Values, preferred: Preferred) -> Results | None:
     """The rule of products: they contract the groups of the operands, merged or not.
 
     A result has the batch axes, the other axes of the left operand and those of the right one, in the order of the arrays.
@@ -221,12 +218,12 @@ def _product(
     assert pairs is not None
 
     # The groups of each operand that are left, as axes of the result.
-    labels = _labels_in_product(operands, contracted, batch)
+    labels = (_follow(eqn, 0), _follow(eqn, 1))
     free: list[list[Group]] = []
     for side, o in enumerate(operands):
         joined = [pair[side] for pair in (*pairs[0], *pairs[1])]
         rest = [group for group in o.groups if group not in joined]
-        free.append(list(_relabeled(rest, labels[side].__getitem__)))
+        free.append(list(_relabeled(rest, labels[side])))
 
     # The product, with the operand that has the rows on the left.
     rows = preferred(out)[:1]
@@ -241,28 +238,9 @@ def _product(
     arrays = [operands[side].array for side in sides]
     dimension_numbers = tuple(map(tuple, numbers))
     (array,) = jaxprs.bind(eqn, *arrays, dimension_numbers=dimension_numbers, precision=precision)
-    batch_groups = _relabeled((pair[0] for pair in pairs[1]), labels[0].__getitem__)
+    batch_groups = _relabeled((pair[0] for pair in pairs[1]), labels[0])
     groups = (*batch_groups, *free[sides[0]], *free[sides[1]])
     return [StepValue(array, out.aval.shape, groups)]
-
-
-def _labels_in_product(
-    operands: Sequence[StepValue],
-    contracted: Sequence[Sequence[int]],
-    batch: Sequence[Sequence[int]],
-) -> tuple[dict[int, int], dict[int, int]]:
-    """What the axes of the operands are in the result of a product: batch axes, left ones, right ones."""
-    labels: tuple[dict[int, int], dict[int, int]] = ({}, {})
-    for label, (i, j) in enumerate(zip(*batch)):
-        labels[0][i] = label
-        labels[1][j] = label
-    label = len(batch[0])
-    for side, o in enumerate(operands):
-        for a in range(len(o.shape)):
-            if a not in contracted[side] and a not in batch[side]:
-                labels[side][a] = label
-                label += 1
-    return labels
 
 
 def _places(x: StepValue, pairs: Sequence[Pair], side: int) -> tuple[int, ...]:
@@ -278,7 +256,7 @@ def _without_units(x: StepValue, axes: Iterable[int]) -> StepValue:
 
 
 def _groups_of(
-    operands: Sequence[StepValue], kinds: Sequence[Sequence[tuple[int, int]]]
+    operands: Values, kinds: Sequence[Sequence[tuple[int, int]]]
 ) -> list[list[Pair]] | None:
     """Returns the groups of two operands that pairs of axes join, of each kind; None if a group is joined in part."""
     result = []
@@ -298,8 +276,8 @@ def _groups_of(
 
 
 def _concatenate(
-    eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred, axis: int | None = None
-) -> list[StepValue]:
+    eqn: Eqn, operands: Values, preferred: Preferred, axis: int | None = None
+) -> Results:
     out = eqn.outvars[0]
     axis = eqn.params["dimension"] if axis is None else axis
     layout = preferred(out)
@@ -316,26 +294,16 @@ def _concatenate(
     return [StepValue(array, out.aval.shape, groups)]
 
 
-def _stack(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
+def _stack(eqn: Eqn, operands: Values, preferred: Preferred) -> Results:
     axis = eqn.params["axis"]
     shape = operands[0].shape
     with_axis = (*shape[:axis], 1, *shape[axis:])
-    moved = [_renamed(o, with_axis, functools.partial(_after_insertion, axis)) for o in operands]
+    moved = [_renamed(o, with_axis, _follow(eqn, i)) for i, o in enumerate(operands)]
     return _concatenate(eqn, moved, preferred, axis) if len(moved) > 1 else moved
 
 
-def _after_insertion(axis: int, a: int) -> int:
-    """The name of an axis, when another one comes in at `axis`."""
-    return a + (a >= axis)
-
-
-def _after_removal(axis: int, a: int) -> int:
-    """The name of an axis, when the one at `axis` goes."""
-    return a - (a > axis)
-
-
-def _renamed(x: StepValue, shape: Sequence[int], name: Callable[[int], int]) -> StepValue:
-    return StepValue(x.array, tuple(shape), _relabeled(x.groups, name))
+def _renamed(x: StepValue, shape: Sequence[int], names: Follow) -> StepValue:
+    return StepValue(x.array, tuple(shape), _relabeled(x.groups, names))
 
 
 def _cut(x: StepValue, cuts: dict[int, tuple[int, int, int]], shape: Sequence[int]) -> StepValue:
@@ -355,7 +323,7 @@ def _cut(x: StepValue, cuts: dict[int, tuple[int, int, int]], shape: Sequence[in
     return StepValue(array, tuple(shape), tuple(g for g in x.groups if g not in units))
 
 
-def _slice(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
+def _slice(eqn: Eqn, operands: Values, preferred: Preferred) -> Results:
     (x,) = operands
     params = eqn.params
     shape = eqn.outvars[0].aval.shape
@@ -365,40 +333,33 @@ def _slice(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> lis
     return [_cut(x, cuts, shape)]
 
 
-def _split(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue] | None:
+def _split(eqn: Eqn, operands: Values, preferred: Preferred) -> Results:
     (x,) = operands
     axis = eqn.params["axis"]
-    if is_unit(x.shape[axis]):
-        return None
-    x = x.unmerge([axis])
-    parts = jaxprs.bind(eqn, x.array, axis=x.array_axis(axis))
-    groups = tuple(g for g in x.groups if g != (axis,))
     results = []
-    for part, n, v in zip(parts, eqn.params["sizes"], eqn.outvars):
-        if n == 1:
-            array = jax.lax.squeeze(part, [x.array_axis(axis)])
-            results.append(StepValue(array, v.aval.shape, groups))
-        else:
-            results.append(StepValue(part, v.aval.shape, x.groups))
+    start = 0
+    for size, v in zip(eqn.params["sizes"], eqn.outvars):
+        results.append(_cut(x, {axis: (start, start + size, 1)}, v.aval.shape))
+        start += size
     return results
 
 
-def _unstack(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
+def _unstack(eqn: Eqn, operands: Values, preferred: Preferred) -> Results:
     (x,) = operands
     axis = eqn.params["axis"]
-    without_axis = functools.partial(_after_removal, axis)
+    names = _follow(eqn)
     if is_unit(x.shape[axis]):
-        return [_renamed(x.squeezed(), eqn.outvars[0].aval.shape, without_axis)]
+        return [_renamed(x.squeezed(), eqn.outvars[0].aval.shape, names)]
     x = x.unmerge([axis])
     part_shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
     results = []
     for i, v in enumerate(eqn.outvars):
         part = _cut(x, {axis: (i, i + 1, 1)}, part_shape)
-        results.append(_renamed(part.squeezed(), v.aval.shape, without_axis))
+        results.append(_renamed(part.squeezed(), v.aval.shape, names))
     return results
 
 
-def _pad(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
+def _pad(eqn: Eqn, operands: Values, preferred: Preferred) -> Results:
     x, fill = operands
     config = eqn.params["padding_config"]
     shape = eqn.outvars[0].aval.shape
@@ -418,7 +379,7 @@ def _pad(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[
     return [StepValue(jax.lax.squeeze(array, units), shape, tuple(rest))]
 
 
-_RULES: dict[str, Callable[..., list[StepValue] | None]] = {  # by primitive or kind
+_RULES: dict[str, Callable[..., Results | None]] = {  # by primitive or kind
     **dict.fromkeys(("elementwise", "special"), _elementwise),
     **dict.fromkeys(("barrier", "pvary"), _each),
     **dict.fromkeys(("reshape", "squeeze"), _reshape),

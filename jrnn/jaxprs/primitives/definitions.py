@@ -1,6 +1,6 @@
-"""Primitives of JAX in terms of more common ones, for systems without an operator for them.
+"""Primitives of JAX in terms of more common ones: `Row.definition`, for rooms without a rule of their own for them.
 
-Definitions keep the accuracy of JAX's own. Some are only defined for float32, as the constants of their series are.
+Definitions keep the accuracy of JAX's own. `erf_inv` does so for float32 only, as the constants of its series are.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 # The polynomials of M. Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011), for float32: of w - 2.5
 # where w < 5, and of sqrt(w) - 3 elsewhere. w = -log(1 - x^2). The last coefficient is that of the highest power.
@@ -24,26 +24,34 @@ _TAILS = (
 )  # fmt: skip
 
 
-def one_minus_square(x: Any) -> Any:
+def one_minus_square(x: Array) -> Array:
     """1 - x^2 as a product, which is precise where x is near 1: the gradient of tanh is this of its result."""
     return (1 + x) * (1 - x)
 
 
-def polynomial(x: Any, *coefficients: Any) -> Any:
+def polynomial(x: Array, *coefficients: Any) -> Array:
     """The polynomial of x by Horner's rule; the last coefficient is that of the highest power."""
-    total = coefficients[-1]
+    total: Array = coefficients[-1]
     for coefficient in coefficients[-2::-1]:
         total = total * x + coefficient
     return total
 
 
-def log2(x: Any) -> Any:
+def log2(x: Array) -> Array:
     return lax.log(x) / math.log(2.0)
 
 
-def erf_inv(x: Any) -> Any:
+def erf_inv(x: Array) -> Array:
     """The inverse of erf, of float32."""
     w = -jnp.log((1 - x) * (1 + x))
     tails = polynomial(jnp.sqrt(w) - 3, *_TAILS)
     ratio = jnp.where(w < 5, polynomial(w - 2.5, *_CENTER), tails)
     return x * jnp.where(jnp.abs(x) == 1, np.inf, ratio)
+
+
+def exp2(x: Array) -> Array:
+    return lax.exp(x * math.log(2.0))
+
+
+def tan(x: Array) -> Array:
+    return lax.sin(x) / lax.cos(x)
