@@ -13,7 +13,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrnn.jaxprs import LOWERED_CALLS, Atom, Eqn, Var, bind, is_literal, primitives, scan_counts
+from jrnn.jaxprs import (
+    LOWERED_CALLS,
+    Atom,
+    Eqn,
+    Var,
+    bind,
+    is_literal,
+    jaxpr_of,
+    primitives,
+    scan_counts,
+)
 from jrnn.jaxprs.jax_internals import ClosedJaxpr, Jaxpr
 
 Array = np.ndarray  # or a JAX array of random keys
@@ -67,9 +77,7 @@ class Evaluator:
 
     def run(self, closed: ClosedJaxpr | Jaxpr, operands: Values) -> list[Array]:
         """Returns the outputs of a jaxpr, closed or without constants."""
-        if isinstance(closed, Jaxpr):
-            return self.evaluate(closed, (), operands)
-        return self.evaluate(closed.jaxpr, closed.consts, operands)
+        return self.evaluate(jaxpr_of(closed), getattr(closed, "consts", ()), operands)
 
     def _read(self, values: Mapping[Var, Array], atom: Atom) -> Array:
         return self._typed(atom.val, atom.aval.dtype) if is_literal(atom) else values[atom]
