@@ -78,11 +78,6 @@ def clamp(low: Array, x: Array, high: Array) -> Array:
     return np.minimum(np.maximum(x, low), high)
 
 
-@of_kinds("f")
-def complex_number(x: Array, y: Array) -> Array:
-    return x + 1j * y
-
-
 def integer_pow(x: Array, *, y: int) -> Array | None:
     return x**y if x.dtype.kind in FLOAT else None
 

@@ -254,7 +254,7 @@ enter("convert_element_type", "elementwise", picks=True, numpy=numpy_rules.conve
 enter("reduce_precision", "elementwise", picks=True)
 enter("bitcast_convert_type", "elementwise")
 enter("conj imag real", "elementwise", numpy="c")
-enter("complex", "elementwise", numpy=numpy_rules.complex_number)
+enter("complex", "elementwise")
 
 # Views and placements.
 enter(

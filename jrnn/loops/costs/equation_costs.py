@@ -193,13 +193,12 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
         return _solver_seconds(eqn, all_steps, machine)
     if name == "optimization_barrier":
         return moved
-    shape: tuple[Any, ...] = eqn.invars[0].aval.shape if eqn.invars else ()
-    first_count = jaxprs.elements(shape) if eqn.invars else count
-    if name == "sort":
-        doublings = math.log2(jaxprs.extent(shape[-1]) + 1)
-        return EQUATIONS.sorting_functions * first_count * doublings * machine.function
-    if name in ("top_k", "approx_top_k"):
-        return EQUATIONS.selecting_functions * first_count * machine.function
+    if primitives.is_kind(eqn, "order"):
+        shape = eqn.invars[0].aval.shape
+        functions = EQUATIONS.selecting_functions
+        if name == "sort":
+            functions = EQUATIONS.sorting_functions * math.log2(jaxprs.extent(shape[-1]) + 1)
+        return functions * jaxprs.elements(shape) * machine.function
     if name == "random_gamma":
         return EQUATIONS.gamma_functions * count * machine.function
     if primitives.is_kind(eqn, "draw"):

@@ -348,9 +348,6 @@ def _unstack(eqn: Eqn, operands: Values, preferred: Preferred) -> Results:
     (x,) = operands
     axis = eqn.params["axis"]
     names = _follow(eqn)
-    if is_unit(x.shape[axis]):
-        return [_renamed(x.squeezed(), eqn.outvars[0].aval.shape, names)]
-    x = x.unmerge([axis])
     part_shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
     results = []
     for i, v in enumerate(eqn.outvars):
