@@ -76,7 +76,7 @@ def along_others(parameter: str) -> AxisRule:
 
 def _axes_in(eqn: JaxprEqn, parameter: str) -> Sequence[int]:
     value = eqn.params[parameter]
-    return (value,) if isinstance(value, int) else value
+    return value if isinstance(value, Sequence) else (value,)
 
 
 def transpose(eqn: JaxprEqn, place: int, out: Var) -> Follow:
