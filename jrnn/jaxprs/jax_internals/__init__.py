@@ -1,5 +1,7 @@
 """What jrnn knows of JAX beyond its stable interface: names that move, the shapes of internals, and differences of versions.
 
+In: equations, jaxprs, and rules for loops. Out: what this version of JAX knows or does. Read `tracing.py` first.
+
 `jax.core`, `jax.extend`, `jax.experimental`, `jax.interpreters` and `jax._src` may change with every release of JAX. Then
 this is the folder to edit: no other one imports from them or compares versions. `tracing` has what concerns jaxprs and
 traces, `lowering` has rules and lowered programs. `missing` has the private names that the installed JAX lacks, of which
