@@ -174,14 +174,8 @@ class Chunk:
             return Decays(rows, self._decay_of(None, values.k), times([factor]))
         of_rows = None
         if len(terms) == 1:
-            along_rows = []
-            along_columns = []
-            for factor in terms[0].factors:
-                if self.form.forms.labels_of(factor).isdisjoint(columns):
-                    along_rows.append(factor)
-                else:
-                    along_columns.append(factor)
-            of_rows = values.decay([replace(terms[0], factors=tuple(along_rows))])
+            along_columns, term_of_rows = values.divided(terms[0], columns)
+            of_rows = values.decay([term_of_rows])
             terms = (replace(terms[0], factors=tuple(along_columns), sign=1),)
         of_columns = values.decay(terms)
         return Decays(

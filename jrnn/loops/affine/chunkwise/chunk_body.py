@@ -71,7 +71,7 @@ class ChunkBody:
 
     Attributes:
         forms: of the carries.
-        loop: the loop of these carries, whose ys are what each step computes. It runs forward.
+        loop: the loop of these carries, whose ys are what each step computes.
         steps: C.
         batched: all chunks are prepared at once, on an accelerator: products have full precision if the step gives none, and
             the number of kernels determines the time.
@@ -94,6 +94,21 @@ class ChunkBody:
         shapes.append((self.steps,))
         program = _FlatProgram(self, tree, shapes)
         return with_derivative(program.results, program.rule)(*flat)
+
+    def in_order(self, inputs: ChunkInputs) -> ChunkInputs:
+        """Returns the inputs in the order in which the steps run."""
+        xs, valid = self._flipped((inputs.xs, inputs.valid))
+        return inputs._replace(xs=xs, valid=valid)
+
+    def outs_in_order(self, results: Arrays) -> Arrays:
+        """Returns the results, of which the outputs are in the order of time."""
+        n = len(self.loop.carry)
+        return [*results[:n], *self._flipped(results[n:])]
+
+    def _flipped(self, stacked: Any) -> Any:
+        if not self.loop.reverse:
+            return stacked
+        return jax.tree.map(lambda x: x[::-1], stacked)
 
     def run_by_products(self, inputs: ChunkInputs, saved: SavedForBackward) -> Arrays:
         """Returns the new states and the outputs, as products of matrices."""
@@ -250,9 +265,8 @@ class _FlatProgram:
 
     def _tangents_of_steps(self, argnums: Sequence[int], *operands: Array) -> Arrays:
         values, moved = self._with_tangents(argnums, operands)
-        inputs = self.tree.unflatten(values)
-        tangents = self.tree.unflatten(moved)
-        return with_tangents(self.body.tangents_by_steps(inputs, tangents))
+        tangents = self.body.tangents_by_steps(self._inputs(values), self._inputs(moved))
+        return with_tangents(self.body.outs_in_order(tangents))
 
     def _with_tangents(self, argnums: Sequence[int], operands: Arrays) -> Results:
         """Returns the arguments and their tangents, of which those at `argnums` are the last operands."""
@@ -264,11 +278,14 @@ class _FlatProgram:
     def _by_products(self, values: Arrays, saved_values: Arrays | None = None) -> Results:
         """Returns the results, and the values that are saved for the reverse pass."""
         saved = SavedForBackward(saved_values)
-        results = self.body.run_by_products(self.tree.unflatten(values), saved)
-        return results, saved.values
+        results = self.body.run_by_products(self._inputs(values), saved)
+        return self.body.outs_in_order(results), saved.values
 
     def _by_steps(self, *values: Array) -> Arrays:
-        return self.body.run_by_steps(self.tree.unflatten(values))
+        return self.body.outs_in_order(self.body.run_by_steps(self._inputs(values)))
+
+    def _inputs(self, values: Arrays) -> ChunkInputs:
+        return self.body.in_order(self.tree.unflatten(values))
 
     def _with_axes(self, args: Arrays) -> Arrays:
         return list(map(_reshaped, args, self.shapes))

@@ -16,6 +16,7 @@ from jrnn import jaxprs
 from jrnn.loops.affine.matrix import AffineForm
 from jrnn.loops.costs.constants import CHUNKS
 from jrnn.loops.costs.estimates import Estimate, Estimator
+from jrnn.loops.costs.machines import Machine
 
 Terms = tuple[tuple[str, float], ...]
 
@@ -66,30 +67,17 @@ def with_checkpoints(estimator: Estimator, stored: int, steps: int) -> Estimate:
     return _sum(terms, stored_bytes + forward.memory)
 
 
-class _FormCost(NamedTuple):
-    """What a carry computes and stores in one chunk, forward.
+class _ChunkCost(NamedTuple):
+    """What a carry costs in one chunk: seconds of a train step, bytes stored for the reverse pass, and bytes of vectors."""
 
-    Attributes:
-        operations: floating-point operations of products for each batch element.
-        slowdown: of these products, which are slower the smaller they are.
-        pairs: scores for each batch element.
-        moved_bytes: of vectors that decays move from level to level.
-        batch: the size of the batch axes.
-        boundary_bytes: stored for the reverse pass: states, scores, rows and inverses.
-        chunk_bytes: of all vectors.
-    """
-
-    operations: int
-    slowdown: float
-    pairs: int
-    moved_bytes: float
-    batch: int
-    boundary_bytes: int
-    chunk_bytes: int
+    products: float
+    decays: float
+    scores: float
+    stored_bytes: int
+    vector_bytes: int
 
     @staticmethod
-    def of(form: AffineForm, steps: int) -> _FormCost:
-        """Returns what a form costs in a chunk of this number of steps."""
+    def of(form: AffineForm, steps: int, machine: Machine) -> _ChunkCost:
         states = form.forms.states
         aval = states[0].aval
         itemsize = aval.dtype.itemsize
@@ -97,6 +85,7 @@ class _FormCost(NamedTuple):
         k = form.forms.size[form.forms.contracted or 0]
         v = form.width
         batch = elements // (k * v)
+        runs = CHUNKS.passes * batch
         queries = 0
         for row in form.rows:
             if any(term.operand in states for term in row.terms):
@@ -105,21 +94,32 @@ class _FormCost(NamedTuple):
         keys = len(form.known) + solved
         vectors = queries + keys
         pairs = queries * keys * steps**2
+
+        # Products of matrices, slower the smaller they are.
         operations = 2 * vectors * steps * k * v
         operations += 2 * pairs * (k + v)
         operations += 2 * (solved * steps) ** 2 * v
         side = (steps * k * v) ** (1 / 3)
+        slowdown = 1 + CHUNKS.half_rate_side / side
+
+        # A decay along K moves vectors from level to level.
         levels = math.log2(steps) if form.decays_along_k else 0
+        moves = CHUNKS.moves_per_doubling * levels
+        moved_bytes = vectors * batch * steps * k * itemsize
+
+        # Accelerators compute scores next to products.
+        has_slow_scores = machine.elementwise_trip < machine.kernel
+        functions = CHUNKS.functions_per_score * pairs if has_slow_scores else 0
+
+        # Of a step and head the scores, rows, and the inverse are saved.
         saved_elements = queries * keys * steps
         saved_elements += solved * (v + solved * steps)
-        return _FormCost(
-            operations=operations,
-            slowdown=1 + CHUNKS.half_rate_side / side,
-            pairs=pairs,
-            moved_bytes=vectors * levels * batch * steps * k * itemsize,
-            batch=batch,
-            boundary_bytes=elements * max(itemsize, 4) + 4 * steps * batch * saved_elements,
-            chunk_bytes=8 * vectors * batch * steps * (k + v) * 4,
+        return _ChunkCost(
+            products=runs * operations * slowdown / machine.product_rate,
+            decays=moves * moved_bytes / machine.cache_rate,
+            scores=runs * functions * machine.function,
+            stored_bytes=elements * max(itemsize, 4) + 4 * steps * batch * saved_elements,
+            vector_bytes=8 * vectors * batch * steps * (k + v) * 4,
         )
 
 
@@ -136,31 +136,19 @@ def with_products(
     """
     machine = estimator.machine
     count = math.ceil(jaxprs.extent(estimator.loop.length) / steps)
-    # Accelerators compute scores next to products.
-    has_slow_scores = machine.elementwise_trip < machine.kernel
-    products = 0.0
-    decays = 0.0
-    scores = 0.0
-    boundary_bytes = 0
-    chunk_bytes = 0
-    for cost in [_FormCost.of(form, steps) for form in forms]:
-        runs = CHUNKS.passes * count * cost.batch
-        products += runs * cost.operations * cost.slowdown / machine.product_rate
-        if has_slow_scores:
-            scores += runs * cost.pairs * CHUNKS.functions_per_score * machine.function
-        decays += CHUNKS.moves_per_doubling * count * cost.moved_bytes / machine.cache_rate
-        boundary_bytes += count * cost.boundary_bytes
-        chunk_bytes += cost.chunk_bytes
+    costs = [_ChunkCost.of(form, steps, machine) for form in forms]
+    cost = _ChunkCost(*map(sum, zip(*costs)))
     kernels = count * CHUNKS.kernels
     if batched:
         kernels = CHUNKS.preparation_kernels + count * CHUNKS.batched_kernels
-    writing = boundary_bytes / machine.write_rate
-    reading = machine.reading(boundary_bytes, boundary_bytes)
+    stored_bytes = count * cost.stored_bytes
+    writing = stored_bytes / machine.write_rate
+    reading = machine.reading(stored_bytes, stored_bytes)
     terms = (
-        ("products", products),
-        ("decays", decays),
-        ("scores", scores),
+        ("products", count * cost.products),
+        ("decays", count * cost.decays),
+        ("scores", count * cost.scores),
         ("calls", kernels * machine.call + count * machine.trip),
         ("stacks of states", writing + reading),
     )
-    return _sum(terms, boundary_bytes + chunk_bytes)
+    return _sum(terms, stored_bytes + cost.vector_bytes)

@@ -84,14 +84,13 @@ def _bind(
     steps: Any,
     count: int,
 ) -> Arrays:
-    results: list[Array] = linear_p.bind(
+    return linear_p.bind(
         good,
         *operands,
         products=products,
         steps=steps,
         count=count,
     )
-    return results
 
 
 @linear_p.def_impl
@@ -104,8 +103,7 @@ def _impl(
 ) -> Arrays:
     results = calling(products)(*operands)
     good = good & all_finite(results)
-    checked: list[Array] = or_else(good, results, calling(steps), operands)
-    return checked
+    return or_else(good, results, calling(steps), operands)
 
 
 @linear_p.def_abstract_eval
@@ -222,8 +220,7 @@ hidden_p.multiple_results = True
 @hidden_p.def_impl
 def hidden(*operands: Array, program: Any) -> Arrays:
     """Returns the results of a closed jaxpr."""
-    results: list[Array] = calling(program)(*operands)
-    return results
+    return calling(program)(*operands)
 
 
 @hidden_p.def_abstract_eval

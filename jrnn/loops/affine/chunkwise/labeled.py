@@ -195,8 +195,7 @@ class Factors:
     def _times_sign(self, values: Sequence[Labeled], sign: int) -> Product:
         if sign < 0:
             values = [self.number(-1), *values]
-        product: Product = times(values)
-        return product
+        return times(values)
 
     def value(self, term: Term) -> Labeled:
         """Returns the product of a term's factors."""

@@ -9,7 +9,7 @@ Shapes: C steps of a chunk, S [K, V].
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
@@ -115,13 +115,17 @@ class StepValues:
     def split_by_k(self, terms: Sequence[Term]) -> Iterator[tuple[Term, list[Factor], Labeled]]:
         """Yields terms, their factors with K, and the product of the others."""
         for term in terms:
-            with_k = []
-            others = []
-            for factor in term.factors:
-                has_k = self.k in self.form.forms.labels_of(factor)
-                (with_k if has_k else others).append(factor)
-            without_k = replace(term, factors=tuple(others))
+            with_k, without_k = self.divided(term, [self.k])
             yield term, with_k, self.factors.value(without_k)
+
+    def divided(self, term: Term, labels: Iterable[Label]) -> tuple[Sequence[Factor], Term]:
+        """Returns the factors of a term that have one of some labels, and the term of the others."""
+        having = []
+        others = []
+        for factor in term.factors:
+            lacks = self.form.forms.labels_of(factor).isdisjoint(labels)
+            (others if lacks else having).append(factor)
+        return having, replace(term, factors=tuple(others))
 
     def queries(self, row: Row) -> Queries:
         """Returns the vectors by which a row reads S at each step, with what scales the results.
@@ -134,14 +138,12 @@ class StepValues:
             return []
         if self.form.columns:
             return self._queries_with_scales(terms)
-        of_state: dict[int, list[Labeled]] = {}
-        for term in terms:
-            of_this = of_state.setdefault(states.index(term.operand), [])
-            of_this.append(self.factors.value(term))
         queries = []
-        for i in sorted(of_state):
-            query = self.per_step(self.with_label(plus(of_state[i]), self.k))
-            queries.append(self.at_state(query, i))
+        for i, state in enumerate(states):
+            parts = [self.factors.value(t) for t in terms if t.operand is state]
+            if parts:
+                query = self.per_step(self.with_label(plus(parts), self.k))
+                queries.append(self.at_state(query, i))
         return [(plus(queries), None)]
 
     def _queries_with_scales(self, terms: Sequence[Term]) -> Queries:
