@@ -116,7 +116,10 @@ def _constant_eqns(loop: Loop, varying: Vars) -> list[Eqn]:
 
 
 def accumulated(
-    loop: Loop, facts: Dependences, available: set[Var], moves: Moves | None
+    loop: Loop,
+    facts: Dependences,
+    available: set[Var],
+    moves: Moves | None,
 ) -> dict[int, tuple[Atom, ...]]:
     """Returns the carries that become sums after the loop, with the values that they add."""
     added = sums.accumulations(facts.added, loop.producers, available)
@@ -129,7 +132,10 @@ def accumulated(
 
 
 def vars_to_hoist(
-    loop: Loop, facts: Dependences, also_hoist: Selects | None, moves: Moves | None
+    loop: Loop,
+    facts: Dependences,
+    also_hoist: Selects | None,
+    moves: Moves | None,
 ) -> list[Var]:
     """Returns what to compute for all steps before the loop: contractions, and what follows without growing."""
     chosen: dict[Var, None] = {}
@@ -209,7 +215,11 @@ def vars_to_sink(
     return sunk
 
 
-def _is_read_only_after(eqn: Eqn, users: Mapping[Var, list[Eqn]], sunk: Vars) -> bool:
+def _is_read_only_after(
+    eqn: Eqn,
+    users: Mapping[Var, list[Eqn]],
+    sunk: Vars,
+) -> bool:
     """Whether equations read the results, and all of them are computed after the loop."""
     readers: list[Eqn] = []
     for v in eqn.outvars:

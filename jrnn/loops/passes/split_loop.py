@@ -166,7 +166,12 @@ class SplitLoop:
         return [carry[i] for i in range(len(loop.carry))], ys
 
 
-def over_time(eqns: Sequence[Eqn], outs: Sequence[Var], env: Env, stacked: Env) -> None:
+def over_time(
+    eqns: Sequence[Eqn],
+    outs: Sequence[Var],
+    env: Env,
+    stacked: Env,
+) -> None:
     """Evaluates equations for all steps and adds `outs` to `stacked`, which holds [T, ...]; `env` holds constants."""
     stacked_here = dict(stacked)
     jaxprs.over_time(eqns, outs, dict(env), stacked_here)
@@ -332,7 +337,12 @@ def _others(loop: Loop, accumulated: Collection[int]) -> list[int]:
     return [i for i in range(len(loop.carry)) if i not in accumulated]
 
 
-def _stacked_instead(v: Var, new_carries: Mapping[Var, Atom], const: Vars, stacked: Vars) -> Var:
+def _stacked_instead(
+    v: Var,
+    new_carries: Mapping[Var, Atom],
+    const: Vars,
+    stacked: Vars,
+) -> Var:
     """Returns the new value of a carry `v` if that is stacked: shifted by one step, that stack is the stack of `v`."""
     out = new_carries.get(v)
     if out is None or not jaxprs.is_in(out, stacked):

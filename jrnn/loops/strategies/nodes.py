@@ -30,7 +30,13 @@ class Steps:
 
     loop: Loop
 
-    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+    def run(
+        self,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Any,
+    ) -> Results:
         return self.loop.run(consts, init, xs, length)
 
     def estimate(self, estimator: Estimator) -> Estimate:
@@ -44,7 +50,14 @@ class Steps:
 class Adapter(Protocol):
     """From the constants, carries, inputs and outputs of a loop to those of a rewritten one, and back."""
 
-    def adapt(self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+    def adapt(
+        self,
+        run: RunLoop,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Any,
+    ) -> Results:
         """Runs the original loop by `run`, which runs the rewritten one."""
 
 
@@ -62,7 +75,13 @@ class Adapted:
     adapter: Adapter
     remarks: tuple[str, ...] = ()
 
-    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+    def run(
+        self,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Any,
+    ) -> Results:
         return self.adapter.adapt(self.inner.run, consts, init, xs, length)
 
     def estimate(self, estimator: Estimator) -> Estimate:
@@ -98,7 +117,13 @@ class Split:
     split_loop: SplitLoop
     inner: Node
 
-    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+    def run(
+        self,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Any,
+    ) -> Results:
         return self.split_loop.run(consts, init, xs, length, self.inner.run)
 
     def costs(self, estimator: Estimator) -> SplitCosts:
@@ -143,11 +168,21 @@ class SplitInTiles:
     inner: Split
     size: int
 
-    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+    def run(
+        self,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Any,
+    ) -> Results:
         split_loop = self.inner.split_loop
         constants = split_loop.constants(consts)
 
-        def run_tile(carry: Any, xs: Any, steps: Any) -> Results:
+        def run_tile(
+            carry: Any,
+            xs: Any,
+            steps: Any,
+        ) -> Results:
             return split_loop.run_with(constants, carry, xs, steps, self.inner.inner.run)
 
         return scan_in_chunks(
@@ -173,7 +208,13 @@ class AssociativeSolve:
 
     loop: Loop
 
-    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+    def run(
+        self,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Any,
+    ) -> Results:
         return associative.solve_loop(self.loop, consts, init, xs, length)
 
     def estimate(self, estimator: Estimator) -> Estimate:

@@ -29,7 +29,12 @@ class SplitCosts:
         all_transposed_bytes: the same with constants for products of some steps at a time.
     """
 
-    def __init__(self, estimator: Estimator, split_loop: SplitLoop, inside: Estimate):
+    def __init__(
+        self,
+        estimator: Estimator,
+        split_loop: SplitLoop,
+        inside: Estimate,
+    ):
         loop = split_loop.loop
         residual = split_loop.residual
         sizes = estimator.sizes

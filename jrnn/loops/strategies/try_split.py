@@ -63,7 +63,9 @@ def _seconds_to_beat(best: Candidate, context: Context) -> float:
 
 
 def _selection(
-    tried: dict[Moves, Candidate], can_leave: Moves, context: Context
+    tried: dict[Moves, Candidate],
+    can_leave: Moves,
+    context: Context,
 ) -> Sequence[Candidate]:
     """Returns the best of the tried splits with single moves added or removed in one sweep; nothing if none helps.
 
@@ -95,7 +97,11 @@ def _fits(candidate: Candidate, context: Context) -> bool:
     return candidate.estimate.memory <= max_bytes
 
 
-def _beats(candidate: Candidate, residual_seconds: float, context: Context) -> bool:
+def _beats(
+    candidate: Candidate,
+    residual_seconds: float,
+    context: Context,
+) -> bool:
     """Returns True if even the part that no split can move takes `_CLEARLY_FASTER` times the time of a candidate."""
     if _CLEARLY_FASTER * candidate.estimate.seconds >= residual_seconds:
         return False
@@ -109,7 +115,11 @@ def _residual_seconds(context: Context) -> float:
     return residual.seconds - dict(residual.terms)["stacks"]
 
 
-def _cheapest_tiling(label: str, moves: Moves, context: Context) -> Candidate:
+def _cheapest_tiling(
+    label: str,
+    moves: Moves,
+    context: Context,
+) -> Candidate:
     """Returns the fastest way to run a split that fits the bound of memory, or the smallest way if none does."""
     split_loop = context.split(moves)
     whole = Split(split_loop, Steps(split_loop.residual))

@@ -206,7 +206,13 @@ class CallEncoder:
         constants = frozenset(values[v].array for v in loop.consts)
         return Collector(self.rows, values, constants)
 
-    def _argument(self, v: Atom, dtype: str, stacked: bool, in_rows: bool = False) -> Array:
+    def _argument(
+        self,
+        v: Atom,
+        dtype: str,
+        stacked: bool,
+        in_rows: bool = False,
+    ) -> Array:
         """Adds an argument or a result, which holds a value of one step or, if stacked, of all steps."""
         size = jaxprs.elements(v.aval.shape)
         array = Array(
@@ -279,7 +285,12 @@ class CallEncoder:
             encoded.extend(itertools.chain.from_iterable(part))
         return np.array(encoded, np.int64)
 
-    def ref(self, view: View, axis: int | None, span: int) -> int:
+    def ref(
+        self,
+        view: View,
+        axis: int | None,
+        span: int,
+    ) -> int:
         """Returns the number of a reference to rows of `span` elements at most."""
         root, start = view.array.root
         offset = start + view.offset

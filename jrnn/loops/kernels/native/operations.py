@@ -92,7 +92,12 @@ class View:
         row = None if self.row is None else list(order).index(self.row)
         return replace(self, dims=self.axes(order), row=row)
 
-    def sliced(self, starts: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> View:
+    def sliced(
+        self,
+        starts: Sequence[int],
+        ends: Sequence[int],
+        steps: Sequence[int],
+    ) -> View:
         dims = []
         offset = self.offset
         for axis, (start, end, step) in enumerate(zip(starts, ends, steps)):
@@ -127,7 +132,13 @@ class View:
                 dims += dense([shape[a] for a in new], stride)
         return replace(self, dims=tuple(dims), row=row)
 
-    def as_rows(self, axis: int | None, width: int, row: int | None, offset: int = 0) -> View:
+    def as_rows(
+        self,
+        axis: int | None,
+        width: int,
+        row: int | None,
+        offset: int = 0,
+    ) -> View:
         """Returns a view of `width` elements of each row, where the axis `axis` of this one holds the rows."""
         rows = () if axis is None else (self.dims[axis],)
         return View(self.array, (*rows, (width, 1)), offset, row)
@@ -137,7 +148,10 @@ class View:
         return self.offset + sum([i * self.dims[a][1] for i, a in zip(indices, axes)])
 
     def _row_after_reshape(
-        self, old: Sequence[int], new: Sequence[int], shape: Sequence[int]
+        self,
+        old: Sequence[int],
+        new: Sequence[int],
+        shape: Sequence[int],
     ) -> int:
         """Returns the axis among `new` that the axis of the rows, one of `old`, becomes."""
         assert self.row is not None

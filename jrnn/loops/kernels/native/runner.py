@@ -57,11 +57,23 @@ class Native:
         """The whole loop."""
         return self.program.parts.loop
 
-    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+    def run(
+        self,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Any,
+    ) -> Results:
         assert length == self.loop.length
         return self.program.parts.run(consts, init, xs, length, self._call)
 
-    def _call(self, consts: Values, init: Values, xs: Values, length: int) -> Results:
+    def _call(
+        self,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: int,
+    ) -> Results:
         """Calls the kernel for the loop that remains."""
         program = self.program
         residual = program.parts.residual
@@ -219,7 +231,9 @@ def contract(
 
 
 def _kernel_seconds(
-    program: KernelProgram, machine: Machine, instruction_set: str
+    program: KernelProgram,
+    machine: Machine,
+    instruction_set: str,
 ) -> dict[str, float]:
     """Returns the time of all steps on one core, by the names of `costs/estimates.py`.
 

@@ -48,7 +48,12 @@ class _Additions:
                     self._fuse(operation, first, second)
         return [o for o in operations if o not in self._dropped]
 
-    def _fuse(self, addition: Operation, value: View, other: View) -> bool:
+    def _fuse(
+        self,
+        addition: Operation,
+        value: View,
+        other: View,
+    ) -> bool:
         """Drops an addition if `value` is a product that can start from `other`. Returns whether it did."""
         product = self._product_of(value)
         axis = addition.axis
@@ -73,7 +78,12 @@ class _Additions:
         is_all = makers[0].kind == "product" and makers[0].out.is_whole and view.is_whole
         return makers[0] if is_all else None
 
-    def _start_from(self, product: Operation, value: View, axis: int | None) -> bool:
+    def _start_from(
+        self,
+        product: Operation,
+        value: View,
+        axis: int | None,
+    ) -> bool:
         """Makes a value what a product, or the product that it starts from, starts from. Returns whether it can."""
         if len(product.operands) > 1:
             before = self._product_of(product.operands[1])

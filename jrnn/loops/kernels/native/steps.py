@@ -174,7 +174,11 @@ class Collector:
         return out
 
     def add(
-        self, kind: str, out: View, operands: Sequence[NativeOperand], axis: int | None
+        self,
+        kind: str,
+        out: View,
+        operands: Sequence[NativeOperand],
+        axis: int | None,
     ) -> None:
         self.operations.append(Operation(kind, out, list(operands), axis))
 
@@ -377,7 +381,12 @@ def _slice(step: Collector, eqn: Eqn, value: View) -> Results:
     return [value.sliced(starts, eqn.params["limit_indices"], strides)]
 
 
-def _part(value: View, axis: int, start: int, size: int) -> View:
+def _part(
+    value: View,
+    axis: int,
+    start: int,
+    size: int,
+) -> View:
     """Returns `size` places of a value along an axis."""
     starts = [0] * len(value.shape)
     ends = list(value.shape)
@@ -399,7 +408,12 @@ def _concatenate(step: Collector, eqn: Eqn, *values: NativeOperand) -> Results:
     return [_joined(step, values, eqn.params["dimension"], eqn.outvars[0].aval.shape)]
 
 
-def _joined(step: Collector, values: Results, dimension: int, shape: Shape) -> View:
+def _joined(
+    step: Collector,
+    values: Results,
+    dimension: int,
+    shape: Shape,
+) -> View:
     """Returns a new array, and writes values to its parts along a dimension."""
     axis = step.row_axis(values, shape)
     if axis == dimension:
@@ -413,7 +427,12 @@ def _joined(step: Collector, values: Results, dimension: int, shape: Shape) -> V
     return out
 
 
-def _pad(step: Collector, eqn: Eqn, value: NativeOperand, filling: NativeOperand) -> Results:
+def _pad(
+    step: Collector,
+    eqn: Eqn,
+    value: NativeOperand,
+    filling: NativeOperand,
+) -> Results:
     if not isinstance(filling, Uniform):
         raise Unsupported("it pads with a value that changes")
     for axis, (low, high, inner) in enumerate(eqn.params["padding_config"]):
