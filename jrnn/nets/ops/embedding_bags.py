@@ -16,11 +16,9 @@ from jrnn.errors import OpError
 from jrnn.nets.autodiff import GradientSlice
 from jrnn.nets.ir import Op
 from jrnn.nets.ops.lengths import (
-    check_lengths,
+    bag,
     of_rows,
-    over_lengths,
     per_row,
-    segment_ids,
     segment_max,
 )
 from jrnn.nets.ops.values import (
@@ -34,16 +32,6 @@ from jrnn.nets.ops.values import (
 )
 from jrnn.nets.ops.vjp import op_with_vjp
 from jrnn.nets.registry import gradient, op
-
-
-def bag(rows: Any, weights: Any, lengths: Any, mean: bool = False) -> Any:
-    """Rows [L, ...], each times its weight (None: 1), added up over segments; with `mean` divided by their lengths."""
-    check_lengths(lengths, rows.shape[0])
-    if weights is not None:
-        check_shape(weights, rows.shape[:1], "weights")
-        rows = rows * per_row(jnp.asarray(weights), rows)
-    total = jax.ops.segment_sum(rows, segment_ids(lengths, rows.shape[0]), lengths.size)
-    return over_lengths(total, lengths) if mean else total
 
 
 def gathered(data: Any, indices: Any) -> Any:
@@ -174,8 +162,7 @@ def _register(name: str, reduced: Callable, is_sorted: bool) -> None:
 
     @op("Sparse" + name, dynamic=True)
     def sparse(data, indices, segment_ids, *, num_segments: int = -1):
-        count = _count(segment_ids, indices.size, is_sorted, num_segments)
-        return reduced(gathered(as_float(data), indices), segment_ids, count)
+        return forward(gathered(data, indices), segment_ids, num_segments=num_segments)
 
     @op(name + "Gradient")
     def backward(dy, segment_ids, *, num_segments: int = -1):
@@ -196,10 +183,8 @@ def _register_weighted(name: str, is_sorted: bool) -> None:
 
     @op("Sparse" + name, dynamic=True)
     def sparse(data, weights, indices, segment_ids, *, num_segments: int = -1):
-        count = _count(segment_ids, indices.size, is_sorted, num_segments)
-        return jax.ops.segment_sum(
-            _weighted(gathered(as_float(data), indices), weights), segment_ids, count
-        )
+        rows = gathered(data, indices)
+        return forward(rows, weights, segment_ids, num_segments=num_segments)
 
     @op(name + "Gradient")
     def backward(weights, dy, segment_ids, *, num_segments: int = -1):

@@ -79,22 +79,31 @@ def over_lengths(rows: Any, lengths: Any) -> Any:
     return rows / per_row(jnp.maximum(jnp.asarray(lengths), 1).astype(rows.dtype), rows)
 
 
-def _segments(data, lengths):
-    """Checked: the segment of each row, and how many segments there are."""
+def _rows_of(data):
+    """The data, checked: numbers with a fraction, of a dimension at least."""
     check_float(data, "data")
     raise_if(data.ndim == 0, "it must have a dimension at least", data=data)
-    check_lengths(lengths, data.shape[0])
-    return segment_ids(lengths, data.shape[0]), lengths.shape[0]
+    return data
+
+
+def bag(rows: Any, weights: Any, lengths: Any, mean: bool = False) -> Any:
+    """Rows [L, ...], each times its weight (None: 1), added up over segments; with `mean` divided by their lengths."""
+    check_lengths(lengths, rows.shape[0])
+    if weights is not None:
+        check_shape(weights, rows.shape[:1], "weights")
+        rows = rows * per_row(jnp.asarray(weights), rows)
+    total = jax.ops.segment_sum(rows, segment_ids(lengths, rows.shape[0]), lengths.size)
+    return over_lengths(total, lengths) if mean else total
 
 
 @op("LengthsSum", gradient="LengthsIndicesInGradientSumGradient(dy, lengths, data)")
 def lengths_sum(data, lengths):
-    return jax.ops.segment_sum(data, *_segments(data, lengths))
+    return bag(_rows_of(data), None, lengths)
 
 
 @op("LengthsMean", gradient="LengthsIndicesInGradientMeanGradient(dy, lengths, data)")
 def lengths_mean(data, lengths):
-    return over_lengths(jax.ops.segment_sum(data, *_segments(data, lengths)), lengths)
+    return bag(_rows_of(data), None, lengths, mean=True)
 
 
 @jax.custom_jvp
@@ -117,17 +126,16 @@ def _(primals, tangents):
     "LengthsMax", gradient="LengthsMaxWithMainInputAndForwardOutputGradient(y, dy, lengths, data)"
 )
 def lengths_max(data, lengths):
-    ids, _ = _segments(data, lengths)
-    return segment_max(data, ids, jnp.asarray(lengths))
+    count = _rows_of(data).shape[0]
+    check_lengths(lengths, count)
+    return segment_max(data, segment_ids(lengths, count), jnp.asarray(lengths))
 
 
 @op("LengthsWeightedSum")
 def lengths_weighted_sum(data, weights, lengths, *, grad_on_weights: bool = False):
     """The sum of each segment's rows, each times its weight [L]. Without `grad_on_weights` the weights get no gradient."""
-    ids, count = _segments(data, lengths)
-    check_shape(weights, data.shape[:1], "weights")
     weights = weights if grad_on_weights else jax.lax.stop_gradient(weights)
-    return jax.ops.segment_sum(data * per_row(weights, data), ids, count)
+    return bag(_rows_of(data), weights, lengths)
 
 
 def of_rows(dy: Any, lengths: Any, count: int) -> Any:

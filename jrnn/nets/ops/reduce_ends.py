@@ -74,9 +74,7 @@ def _register(kind: str, end: str) -> None:
 
     @op(
         type,
-        gradient=f"{type}Gradient(dy, x, y, lengths)"
-        if is_max
-        else f"{type}Gradient(dy, x, lengths)",
+        gradient=f"{type}Gradient(dy, x, {'y, ' if is_max else ''}lengths)",
     )
     def forward(x, lengths=None, *, num_reduce_dim: int = 1):
         return _reduced(kind, front, x, lengths, num_reduce_dim)
