@@ -46,11 +46,11 @@ def cholesky(eqn: Eqn, a: Operand) -> Values:
         pivot = column(rest, j).real
         # On the diagonal LAPACK has no imaginary part, and infinity, not NaN.
         root = pivot.sqrt().astype(a.dtype)
+        is_below = columns > j
         below = rest / root
         on_diagonal = where(columns == j, root, 0)
-        new = where(columns > j, below, on_diagonal)
-        fails = pivot <= 0  # LAPACK allows NaN
-        return with_part(factor, new, j), failed | fails
+        factor = with_part(factor, where(is_below, below, on_diagonal), j)
+        return factor, failed | (pivot <= 0)  # LAPACK allows NaN
 
     none = Operand(lax.full((*a.shape[:-2], 1, 1), False))
     factor, failed = repeated(a.shape[-1], add_column, (a.full(0), none))
@@ -92,8 +92,9 @@ def _few_rows(a: Operand) -> Pair:
             own = block(rows[i], every, here)
             factor = _divided(own, pivot)
             with_factor = where(columns == k, factor, rows[i])
+            is_after = columns > k
             reduced = rows[i] - factor * rows[k]
-            rows[i] = where(columns > k, reduced, with_factor)
+            rows[i] = where(is_after, reduced, with_factor)
         pivots.append(at)
     return concatenate(rows, -2), concatenate(pivots, -2)
 
@@ -121,11 +122,13 @@ def _eliminated(a: Operand) -> Pair:
 
         # The rows below are reduced.
         factors = _divided(column(a, k), column(chosen, k))
+        is_after = columns > k
         eliminated = a - factors * chosen
         with_factors = where(columns == k, factors, a)
-        reduced = where(columns > k, eliminated, with_factors)
+        reduced = where(is_after, eliminated, with_factors)
+        is_below = rows > k
         above = where(rows == k, chosen, a)
-        a = where(rows > k, reduced, above)
+        a = where(is_below, reduced, above)
         return a, with_part(pivots, at, k)
 
     none = Operand(lax.full((*a.shape[:-2], size, 1), 0, np.int32))
@@ -154,8 +157,9 @@ def _order(pivots: Operand, size: int) -> Operand:
         mine = block(order, slice(k, k + 1), slice(None))
         is_pivot = rows == at
         chosen = where(is_pivot, order, 0).reduced(-2)
+        is_row = rows == k
         exchanged = where(is_pivot, mine, order)
-        order = where(rows == k, chosen, exchanged)
+        order = where(is_row, chosen, exchanged)
     return order.reshape(*order.shape[:-1])
 
 
@@ -185,14 +189,16 @@ def qr(eqn: Eqn, a: Operand) -> Values:
         norm = ((first * first.conj()).real + below).sqrt()
         with_sign = where(first.real >= 0, -norm, norm)
         beta = where(trivial, first.real, with_sign).astype(a.dtype)
+        numerator = beta - first
         divisor = where(beta == 0, 1, beta)
-        tau = where(trivial, 0, (beta - first) / divisor)
+        tau = where(trivial, 0, numerator / divisor)
         scale = where(trivial, 0, 1 / (first - beta))
         v = where(rows == k, 1, x * scale)
 
         # The rows and columns that remain are reflected.
+        of_v = tau.conj()
         along_v = top + scale.conj() * products
-        reflected = a - v * (tau.conj() * along_v)
+        reflected = a - v * (of_v * along_v)
         remains = (rows >= k) & (columns >= k) & ~trivial
         a = where(remains, reflected, a)
         return a, with_part(vectors, v, k, -1), with_part(factors, tau, k)
@@ -200,8 +206,9 @@ def qr(eqn: Eqn, a: Operand) -> Values:
     def reflect(i: Operand, q: Operand) -> Operand:
         k = size - 1 - i
         v = column(vectors, k)
+        factor = row(factors, k)
         along_v = (v.conj() * q).reduced(-2)
-        reflected = q - v * (row(factors, k) * along_v)
+        reflected = q - v * (factor * along_v)
         # The other columns are zero in these rows.
         remains = (rows >= k) & (indices(q.shape, -1) >= k)
         return where(remains, reflected, q)
