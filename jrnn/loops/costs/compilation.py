@@ -18,7 +18,14 @@ from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.costs.constants import COMPILATION
 from jrnn.loops.ir import Loop, Results, RunLoop
 
-_FUSED = primitives.with_kind("elementwise", "special", "view", "placement", "reduction", "key")
+_FUSED = primitives.with_kind(
+    "elementwise",
+    "special",
+    "view",
+    "placement",
+    "reduction",
+    "key",
+)
 _NOTHING = frozenset(jaxprs.LOWERED_CALLS) | primitives.with_kind("barrier")  # calls are inlined
 
 

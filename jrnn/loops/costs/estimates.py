@@ -68,7 +68,13 @@ Terms = dict[str, float]  # parts of a time, by the names of `UNCERTAINTIES`
 # How far each part of an estimate may be off, as a part of it: operations are counted, while bandwidths, calls, and what a
 # library copies before a product differ between processors and versions of XLA. What a candidate saves must exceed its
 # uncertainty, so that one that trades one uncertain part for another has to promise more.
-UNCERTAINTIES = {"products": 0.15, "elements": 0.5, "calls": 0.5, "packing": 0.75, "stacks": 1.0}
+UNCERTAINTIES = {
+    "products": 0.15,
+    "elements": 0.5,
+    "calls": 0.5,
+    "packing": 0.75,
+    "stacks": 1.0,
+}
 
 
 class Estimate(NamedTuple):
@@ -290,6 +296,7 @@ class Estimator:
                 else:
                     sources.of[v] = union
                     views.of[v] = views.bit(v) if slices else viewed
+        peak = peak_bytes(self, facts, arrays, outputs, all_steps)
         return Costs(
             products=products,
             elements=elements,
@@ -299,7 +306,7 @@ class Estimator:
             packing=packing,
             kernels=kernels,
             touched_bytes=touched_bytes,
-            peak_bytes=peak_bytes(self, facts, arrays, outputs, all_steps),
+            peak_bytes=peak,
             total_bytes=total_bytes,
         )
 

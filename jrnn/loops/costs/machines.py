@@ -125,7 +125,11 @@ class CpuRatios(NamedTuple):
 RATIOS = CpuRatios()
 
 
-def processor(vector: int = 32, near: int = 1 << 20, last: int = 32 << 20) -> Machine:
+def processor(
+    vector: int = 32,
+    near: int = 1 << 20,
+    last: int = 32 << 20,
+) -> Machine:
     """Returns the constants of a CPU.
 
     Args:
@@ -196,7 +200,14 @@ def vector_bytes(flags: str = "") -> int:
     isa = re.findall(r"--xla_cpu_max_isa=(\w+)", flags)
     if not isa:
         return widest
-    return min(widest, {"SSE4_2": 16, "AVX": 32, "AVX2": 32}.get(isa[-1].upper(), 64))
+    return min(
+        widest,
+        {
+            "SSE4_2": 16,
+            "AVX": 32,
+            "AVX2": 32,
+        }.get(isa[-1].upper(), 64),
+    )
 
 
 def instructions() -> set[str]:

@@ -335,7 +335,11 @@ def _is_separate(eqn: Eqn) -> bool:
     return False
 
 
-def _slices(estimator: Estimator, producers: Mapping[Var, Eqn], read: Iterable[Var]) -> set[Var]:
+def _slices(
+    estimator: Estimator,
+    producers: Mapping[Var, Eqn],
+    read: Iterable[Var],
+) -> set[Var]:
     """Returns the inputs of a step that calls read: XLA copies each from its stack."""
     not_inputs = producers.keys() | estimator.carried
     return {v for v in read if v in estimator.moving and v not in not_inputs}

@@ -49,7 +49,15 @@ def run_unrolled(
     for end, steps in ((whole, size), (length, 1)):
         if start < end:
             state = _State(jnp.int32(start), list(carry), list(ys))
-            _, carry, ys = _run_iterations(loop, steps, end, consts, xs, state, length)
+            _, carry, ys = _run_iterations(
+                loop,
+                steps,
+                end,
+                consts,
+                xs,
+                state,
+                length,
+            )
         start = end
     return carry, ys
 
@@ -70,7 +78,13 @@ def _run_iterations(
         first = length - size - at if loop.reverse else at
         row = first.astype(jnp.uint32)  # an index that JAX need not compare with 0
         rows = [lax.dynamic_slice(x, _indices(x, row), (size, *x.shape[1:])) for x in xs]
-        carry, new_rows = _iteration(loop, size, consts, carry, rows)
+        carry, new_rows = _iteration(
+            loop,
+            size,
+            consts,
+            carry,
+            rows,
+        )
         following = at + size
         written = []
         for y, of_y in zip(ys, new_rows):

@@ -7,8 +7,8 @@ from jrnn.loops.passes.gates import join_activations, slice_operands
 from jrnn.loops.passes.moves import Moves
 from jrnn.loops.passes.simplify import common_subexpressions, compose_views, pads_to_concatenate
 from jrnn.loops.passes.split_loop import SplitLoop, movable, split
-from jrnn.loops.passes.sums import WideSums, widen_sums
 from jrnn.loops.passes.transposed_weights import reads_rows, transpose_constant_rhs
+from jrnn.loops.passes.wide_sums import WideSums, widen_sums
 
 __all__ = [
     "Moves",

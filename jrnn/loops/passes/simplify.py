@@ -256,7 +256,11 @@ def _padded_sums(loop: Loop) -> dict[Var, Placed]:
     return {v: places for v, places in placed.items() if v in read}
 
 
-def _together(eqn: Eqn, placed: Mapping[Var, Placed], uses: Mapping[Var, int]) -> Placed | None:
+def _together(
+    eqn: Eqn,
+    placed: Mapping[Var, Placed],
+    uses: Mapping[Var, int],
+) -> Placed | None:
     """Returns the arrays of a sum, or None if its operands overlap or are something else."""
     if not all(jaxprs.is_in(a, placed) for a in eqn.invars):
         return None

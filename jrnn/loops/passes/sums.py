@@ -1,4 +1,4 @@
-"""Carries that only add, such as the gradients of weights: sums over time after the loop, or wide carries inside it.
+"""Carries that only add, such as the gradients of weights: sums over time after the loop.
 
 A sum commutes with linear operations. The sum of `dot(a, b)` is one contraction over time and the dot's own axes, the sum of
 a reduction is one reduction, and only their operands are stacked:
@@ -26,7 +26,7 @@ from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
-from jrnn.loops.ir import Length, Loop, Results, RunLoop, Values
+from jrnn.loops.ir import Length, Loop
 
 # A value that is not a contraction or a reduction is stacked only up to this size: otherwise adding in place is better.
 _MAX_STACKED_BYTES = 64 * 1024
@@ -174,7 +174,13 @@ def time_sum(
             dtype too.
         contract: computes contractions over time.
     """
-    return _TimeSums(producers, stacked, env, length, contract).sum_of(v, dtype)
+    return _TimeSums(
+        producers,
+        stacked,
+        env,
+        length,
+        contract,
+    ).sum_of(v, dtype)
 
 
 @dataclass
@@ -407,77 +413,30 @@ def dot_smaller_first(
     sizes = (jaxprs.elements(lhs.shape), jaxprs.elements(rhs.shape))
     rows = jaxprs.elements([lhs.shape[axis] for axis in axes[0]])
     if 2 * rows**2 < min(sizes):
-        return dot_as_written(lhs, rhs, axes, precision, preferred_element_type)
+        return dot_as_written(
+            lhs,
+            rhs,
+            axes,
+            precision,
+            preferred_element_type,
+        )
     if sizes[0] <= sizes[1]:
-        product = dot_as_written(lhs, rhs, axes, precision, preferred_element_type)
+        product = dot_as_written(
+            lhs,
+            rhs,
+            axes,
+            precision,
+            preferred_element_type,
+        )
         return jax.lax.optimization_barrier(product)
     exchanged = precision[::-1] if isinstance(precision, tuple) else precision
-    product = dot_as_written(rhs, lhs, axes[::-1], exchanged, preferred_element_type)
+    product = dot_as_written(
+        rhs,
+        lhs,
+        axes[::-1],
+        exchanged,
+        preferred_element_type,
+    )
     product = jax.lax.optimization_barrier(product)
     own = rhs.ndim - len(axes[1])
     return jnp.transpose(product, (*range(own, product.ndim), *range(own)))
-
-
-# Wide carries ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class WideSums:
-    """The dtypes of wide carries, and the original ones."""
-
-    wide: tuple[Any, ...]
-    narrow: tuple[Any, ...]
-
-    def adapt(
-        self,
-        run: RunLoop,
-        consts: Values,
-        init: Values,
-        xs: Values,
-        length: Length,
-    ) -> Results:
-        wide_init = list(map(jnp.asarray, init, self.wide))
-        last, ys = run(consts, wide_init, xs, length)
-        return [x.astype(dtype) for x, dtype in zip(last, self.narrow)], list(ys)
-
-
-def widen_sums(loop: Loop) -> tuple[Loop, WideSums | None]:
-    """Keeps narrow floating-point carries that only add in float32 inside the loop.
-
-    Added one by one, bfloat16 numbers of about the same size stop adding up after 256 of them.
-
-    Invariant: every other value is unchanged; the sums are rounded once instead of at every step.
-
-    Returns:
-        The loop, and the dtypes of its carries; None if no carry is widened.
-    """
-    widened: dict[int, tuple[Atom, ...]] = {}
-    wide = [v.aval for v in loop.carry]
-    for i, values in added_to_carries(loop).items():
-        dtype = accumulator_dtype(wide[i].dtype)
-        if dtype != wide[i].dtype:
-            widened[i] = values
-            wide[i] = wide[i].update(dtype=dtype, weak_type=False)
-    if not widened:
-        return loop, None
-
-    def step(*args: Array) -> list[Array]:
-        env = dict(zip(loop.inputs, args))
-        known = dict(env)
-        for i in widened:
-            carry = loop.carry[i]
-            known[carry] = env[carry].astype(carry.aval.dtype)
-        jaxprs.evaluate(loop.eqns, known)
-        outs = [jaxprs.read(known, a) for a in loop.outputs]
-        for i, values in widened.items():
-            outs[i] = env[loop.carry[i]]
-            for v in values:
-                outs[i] = outs[i] + jaxprs.value(known, v).astype(outs[i].dtype)
-        return outs
-
-    avals = [v.aval for v in loop.consts] + wide + [v.aval for v in loop.xs]
-    dtypes = WideSums(
-        wide=tuple(aval.dtype for aval in wide),
-        narrow=tuple(v.aval.dtype for v in loop.carry),
-    )
-    return loop.traced(step, avals, len(loop.carry)), dtypes

@@ -65,7 +65,14 @@ class Unrolled:
     ) -> Results:
         from jrnn.loops.kernels.unrolled import run_unrolled
 
-        return run_unrolled(self.loop, self.size, consts, init, xs, length)
+        return run_unrolled(
+            self.loop,
+            self.size,
+            consts,
+            init,
+            xs,
+            length,
+        )
 
     def estimate(self, estimator: Estimator) -> Estimate:
         whole = Steps(self.loop).estimate(estimator)
@@ -165,7 +172,11 @@ def tiny_node(context: Context, loop: Loop) -> Unrolled | InBlocks | None:
     return min(fitting, key=lambda pair: pair[1])[0] if fitting else None
 
 
-def _tiny_nodes(context: Context, residual: Loop, whole: Loop) -> list[Unrolled | InBlocks]:
+def _tiny_nodes(
+    context: Context,
+    residual: Loop,
+    whole: Loop,
+) -> list[Unrolled | InBlocks]:
     """Returns the ways to run a tiny loop: several steps of its residual loop in an iteration, and the whole in blocks."""
     is_known = jaxprs.is_known(whole.length)
     if context.target.devices > 1 or not is_known or not _is_over_few_numbers(whole):

@@ -22,9 +22,21 @@ Number = Any  # a number, or a scalar of a loop
 State = TypeVar("State")  # an operand, or a tuple of operands
 DType = Any
 
-_ARITHMETIC = {"add": lax.add, "sub": lax.sub, "mul": lax.mul, "truediv": lax.div}
+_ARITHMETIC = {
+    "add": lax.add,
+    "sub": lax.sub,
+    "mul": lax.mul,
+    "truediv": lax.div,
+}
 _LOGIC = {"and": lax.bitwise_and, "or": lax.bitwise_or}
-_COMPARISONS = {"lt": lax.lt, "le": lax.le, "gt": lax.gt, "ge": lax.ge, "eq": lax.eq, "ne": lax.ne}
+_COMPARISONS = {
+    "lt": lax.lt,
+    "le": lax.le,
+    "gt": lax.gt,
+    "ge": lax.ge,
+    "eq": lax.eq,
+    "ne": lax.ne,
+}
 
 
 @jax.tree_util.register_pytree_node_class
@@ -208,7 +220,11 @@ def broadcast(array: Array, shape: Sequence[int]) -> Array:
     return lax.broadcast_in_dim(array, shape, (*range(n - array.ndim, n),))
 
 
-def repeated(times: int, body: Callable[[Operand, State], State], start: State) -> State:
+def repeated(
+    times: int,
+    body: Callable[[Operand, State], State],
+    start: State,
+) -> State:
     """Returns what a loop makes of `start`: `body` gets the number of an iteration and the state."""
 
     def iteration(state: tuple[Operand, State], _: None) -> tuple[tuple[Operand, State], None]:

@@ -110,7 +110,13 @@ def scatter(
             update = lax.slice_in_dim(update, i, i + 1, axis=apart[d])
         known = [lax.full((*index.shape[:-1], 1), at[d], index.dtype) for d in batches]
         index = lax.concatenate([index, *known], index.ndim - 1)
-        (operand,) = jaxprs.bind(eqn, operand, index, update, dimension_numbers=single)
+        (operand,) = jaxprs.bind(
+            eqn,
+            operand,
+            index,
+            update,
+            dimension_numbers=single,
+        )
     return [operand]
 
 

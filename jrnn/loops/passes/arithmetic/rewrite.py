@@ -40,7 +40,11 @@ RULES: dict[str, Callable[..., Sequence[Any] | None]] = {
     **orders.RULES,
     **draws.RULES,
 }
-_INNER = {"cond": ("branches",), "scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr")}
+_INNER = {
+    "cond": ("branches",),
+    "scan": ("jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"),
+}
 _SOLVE = "custom_linear_solve"
 Fits = Callable[[Eqn], bool]
 

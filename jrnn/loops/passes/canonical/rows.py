@@ -64,9 +64,21 @@ class RowAxes:
                 for v in jaxprs.inputs(eqn):
                     self._classes.fix(v, range(v.aval.ndim))
                 continue
-            axes.join_followed(eqn, self._classes, axes.aligned, ("broadcast_in_dim",), is_unit)
+            axes.join_followed(
+                eqn,
+                self._classes,
+                axes.aligned,
+                ("broadcast_in_dim",),
+                is_unit,
+            )
             if eqn.primitive.name == "dot_general":
-                _join_product(eqn, loop.varying, self._classes, products, batches)
+                _join_product(
+                    eqn,
+                    loop.varying,
+                    self._classes,
+                    products,
+                    batches,
+                )
         return products, batches
 
     def _has_all_rows_or_none(self, v: Var) -> bool:

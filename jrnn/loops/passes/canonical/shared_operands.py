@@ -188,7 +188,11 @@ def _sums_by_depth(loop: Loop) -> list[list[Eqn]]:
     return sums
 
 
-def _group_of(eqn: Eqn, cuts: Mapping[Var, AxisSlice], loop: Loop) -> tuple[Any, _Sum | None]:
+def _group_of(
+    eqn: Eqn,
+    cuts: Mapping[Var, AxisSlice],
+    loop: Loop,
+) -> tuple[Any, _Sum | None]:
     """Returns a key of the array to whose slices an addition adds values of one kind, and the addition as a sum."""
     for operand, other in (eqn.invars, eqn.invars[::-1]):
         cut = cuts.get(operand)

@@ -311,7 +311,11 @@ def _join_axis(eqn: Eqn) -> int | None:
     return None if name is None else int(eqn.params[name])
 
 
-def _division_of_result(eqn: Eqn, axis: int, divisions: Divisions) -> _Division | None:
+def _division_of_result(
+    eqn: Eqn,
+    axis: int,
+    divisions: Divisions,
+) -> _Division | None:
     """Returns where the result of an equation may be divided along an axis, or None."""
     if eqn.primitive.name == "broadcast_in_dim":
         return _ANYWHERE
@@ -414,7 +418,13 @@ class _UnpackedStep:
             parts = self._parts[eqn.invars[0]]
             ranges = _ranges(eqn, packing.axis) if packing.cuts else []
             for v, (lo, hi) in zip(eqn.outvars, ranges):
-                self._env[v] = _sliced_parts(eqn, parts, packing, lo, hi)
+                self._env[v] = _sliced_parts(
+                    eqn,
+                    parts,
+                    packing,
+                    lo,
+                    hi,
+                )
             if ranges:
                 return
             if not packing.cuts:  # a reshape
