@@ -48,6 +48,7 @@ def seconds(eqns: Iterable[Any], inside: dict[int, float] | None = None) -> floa
 
 
 def _own_seconds(eqn: Eqn) -> float:
+    """Returns how long an equation compiles, without the equations inside of it."""
     name = eqn.primitive.name
     if name in _NOTHING:
         return 0.0

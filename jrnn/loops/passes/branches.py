@@ -56,6 +56,7 @@ class _Branches:
 
     @staticmethod
     def of(eqn: Eqn) -> _Branches:
+        """Reads a `cond`. Branches with constants of their own are left as they are."""
         programs = [*map(jaxprs.inlined, eqn.params["branches"])]
         nonzero: dict[int, list[int]] = {}  # the branches that do not return a result as zeros
         products = {}

@@ -232,6 +232,7 @@ def fits_arithmetic(eqn: Eqn, order: int = LIMITS.order) -> bool:
 
 
 def _is_blocker(eqn: Eqn) -> bool:
+    """Whether an equation is a call, which keeps a loop from being one kernel."""
     name = eqn.primitive.name
     if name == "dot_general":
         return not is_matvec(eqn) and not is_outer(eqn)

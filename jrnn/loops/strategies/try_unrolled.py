@@ -209,6 +209,7 @@ def _affine(context: Context, loop: Loop) -> AffineCall:
 
 
 def _is_over_few_numbers(loop: Loop) -> bool:
+    """Whether a loop carries something, and all of its values are a few numbers."""
     values = (*loop.inputs, *jaxprs.variables(loop.outputs))
     return bool(loop.carry) and all(map(_is_tiny, loop.eqns)) and not any(map(_is_large, values))
 

@@ -80,12 +80,14 @@ def rewritten(closed: Any, fits: Fits) -> Any:
 
 
 def _with_rules(program: Program, fits: Fits) -> Program:
+    """Returns a program with what `fits` written as arithmetic."""
     names: Names = {}
     eqns = tuple(_rewritten(program.eqns, program.outvars, names, fits))
     return replace(program, eqns=eqns, outvars=tuple(named(names, a) for a in program.outvars))
 
 
 def _applies(eqn: Eqn, fits: Fits) -> bool:
+    """Whether an equation is rewritten: a linear solve always, because its solver may be, and others if they fit."""
     return eqn.primitive.name == _SOLVE or (eqn.primitive.name in RULES and fits(eqn))
 
 
@@ -156,6 +158,7 @@ def _rule_of(eqn: Eqn, read: Collection[Var]) -> Program | None:
 
 @cached(1024)
 def _traced(call: _Traced) -> Program | None:
+    """Returns what the rule for an equation computes, or None if it does not apply. Equal equations are traced once."""
     eqn = call.eqn
     applies = True
 

@@ -83,11 +83,13 @@ class Packing:
         return shapes or [self.shape]
 
     def unpack(self, value: Array) -> list[Array]:
+        """Returns the parts of a value."""
         value = jnp.reshape(value, self.shape)
         parts = [jax.lax.slice_in_dim(value, lo, hi, axis=self.axis) for lo, hi in self.bounds]
         return parts or [value]
 
     def pack(self, parts: Sequence[Array]) -> Array:
+        """Returns the value of parts, in its own shape."""
         value = jnp.concatenate(parts, self.axis) if len(parts) > 1 else parts[0]
         return jnp.reshape(value, self.whole)
 
@@ -409,6 +411,7 @@ class _UnpackedStep:
         return [*results, *map(self._whole_array, loop.ys)]
 
     def _evaluate(self, eqn: Eqn) -> None:
+        """Evaluates an equation: in parts, on parts, or on whole values."""
         out = eqn.outvars[0] if eqn.outvars else None
         if out in self.unpacked:
             self._parts[out] = self._computed(eqn, self.unpacked[out])
