@@ -258,9 +258,8 @@ class _CarryUses:
     ) -> tuple[set[int], set[Var]] | None:
         """Follows a carry through elementwise equations to the slices that read it.
 
-        Returns:
-            The indices where these slices begin and end, and the results of the elementwise
-            equations; None if something else reads one of the values.
+        Returns where these slices begin and end, and the results of the elementwise equations; None if something else reads
+        one of the values.
         """
         cuts: set[int] = set()
         followers: set[Var] = set()
@@ -328,18 +327,16 @@ def _division_of_result(
         return None
 
     cuts: frozenset[int] = frozenset()
-    carry = None
+    carries: set[Var | None] = {None}
     for v in jaxprs.inputs(eqn):
-        if not v.aval.shape:
-            continue
-        division = divisions.get(v)
+        division = divisions.get(v) if v.aval.shape else _ANYWHERE
         if division is None:
             return None
-        if division.carry is not None:
-            if carry not in (None, division.carry):
-                return None
-            carry = division.carry
+        carries.add(division.carry)
         cuts |= division.cuts
+    if len(carries) > 2:
+        return None
+    carry = next(filter(None, carries), None)
     return _Division(_bounded(cuts), carry)
 
 
