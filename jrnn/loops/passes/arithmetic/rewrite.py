@@ -56,9 +56,7 @@ def as_arithmetic(loop: Loop, fits: Fits) -> Loop:
     """
     if not any(_applies(eqn, fits) for eqn in equations(loop.eqns)):
         return loop
-    names: Names = {}
-    eqns = [*_rewritten(loop.eqns, loop.outputs, names, fits)]
-    changed = loop.with_eqns(eqns, [named(names, a) for a in loop.outputs])
+    changed = loop.with_eqns(*_rewritten(loop.eqns, loop.outputs, fits))
     if _primitives(changed) == _primitives(loop):  # no rule applied
         return loop
     return changed
@@ -81,9 +79,8 @@ def rewritten(closed: Any, fits: Fits) -> Any:
 
 def _with_rules(program: Program, fits: Fits) -> Program:
     """Returns a program with what `fits` written as arithmetic."""
-    names: Names = {}
-    eqns = tuple(_rewritten(program.eqns, program.outvars, names, fits))
-    return replace(program, eqns=eqns, outvars=tuple(named(names, a) for a in program.outvars))
+    eqns, outs = _rewritten(program.eqns, program.outvars, fits)
+    return replace(program, eqns=tuple(eqns), outvars=tuple(outs))
 
 
 def _applies(eqn: Eqn, fits: Fits) -> bool:
@@ -92,35 +89,33 @@ def _applies(eqn: Eqn, fits: Fits) -> bool:
 
 
 def _rewritten(
-    eqns: Sequence[Eqn],
-    outs: Sequence[Atom],
-    names: Names,
-    fits: Fits,
-) -> Iterator[Eqn]:
-    """Yields the equations that replace others, and adds to `names` what stands for their results."""
-    read = set(jaxprs.variables(outs))
-    for eqn in eqns:
-        read.update(jaxprs.inputs(eqn))
+    eqns: Sequence[Eqn], outs: Sequence[Atom], fits: Fits
+) -> tuple[list[Eqn], list[Atom]]:
+    """Returns equations and outputs with what `fits` written as arithmetic."""
+    names: Names = {}  # what stands for results of rewritten equations
+    new: list[Eqn] = []
+    read = jaxprs.uses(eqns, outs)
     for eqn in eqns:
         operands = [named(names, a) for a in eqn.invars]
         name = eqn.primitive.name
         program = _rule_of(eqn, read) if name in RULES and fits(eqn) else None
         if program is not None:
-            yield from placed(program, operands, eqn, names)
+            new += placed(program, operands, eqn, names)
         elif name == _SOLVE:  # the functions other than its solver are for its gradient
             counts = eqn.params["const_lengths"]
             first = counts.matvec + counts.vecmat
             solver_operands = operands[first : first + counts.solve] + operands[sum(counts) :]
             solver = _with_rules(inlined(eqn.params["jaxprs"].solve, LOWERED_CALLS), fits)
-            yield from placed(solver, solver_operands, eqn, names)
+            new += placed(solver, solver_operands, eqn, names)
         elif name in _INNER and any(_applies(e, fits) for e in equations([eqn]) if e is not eqn):
             rewrite = functools.partial(rewritten, fits=fits)
             params = dict(eqn.params)
             for key in _INNER[name]:
                 params[key] = jax.tree.map(rewrite, params[key])
-            yield eqn.replace(invars=operands, params=params)
+            new.append(eqn.replace(invars=operands, params=params))
         else:
-            yield with_operands(eqn, operands)
+            new.append(with_operands(eqn, operands))
+    return new, [named(names, a) for a in outs]
 
 
 @dataclass(frozen=True)

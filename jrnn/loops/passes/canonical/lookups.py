@@ -103,10 +103,9 @@ def hoist_lookups(loop: Loop, constants: Collection[Var]) -> tuple[Loop, Hoisted
             lookups.append(lookup)
     if not lookups:
         return loop, None
-    results = tuple(lookup.eqn.outvars[0] for lookup in lookups)
-    rest = [eqn for eqn in loop.eqns if not jaxprs.any_in(eqn.outvars, results)]
+    results = [lookup.eqn.outvars[0] for lookup in lookups]
     with_inputs = replace(loop, xs=(*loop.xs, *results))
-    return with_inputs.with_eqns(rest, loop.outputs), HoistedLookups(loop, tuple(lookups))
+    return with_inputs.with_eqns(loop.eqns, loop.outputs), HoistedLookups(loop, tuple(lookups))
 
 
 def _is_short(loop: Loop, lookup: Lookup) -> bool:
