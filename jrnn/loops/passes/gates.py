@@ -134,9 +134,8 @@ class Joined:
     def value(self, env: Env) -> Array:
         """Computes the joined result at its first use, and adds it to `env`."""
         if self not in env:
-            with jaxprs.in_scope(self.eqn):
-                operands = [env[a] if isinstance(a, Var) else a.value(env) for a in self.operands]
-                (env[self],) = jaxprs.bind(self.eqn, *operands)
+            operands = [env[a] if isinstance(a, Var) else a.value(env) for a in self.operands]
+            (env[self],) = jaxprs.bind(self.eqn, *operands)
         return env[self]
 
 
