@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import primitives
@@ -39,12 +40,15 @@ def solve_loop(loop: Loop, consts: Values, init: Values, xs: Values, length: Any
             return step.values(part.inputs(part.consts, stack), first[0])
 
         a, b = jax.vmap(coefficients, axis_size=length)(part.stacks)
-        a, b = jax.tree.map(lambda v: v[::-1], (a, b)) if loop.reverse else (a, b)
-        moved = rounds.matvec(jax.tree.map(lambda v: v[0], a), first)
-        # b[0] becomes h[0], so that a[0] is not used.
-        b = [jnp.concatenate([(x[0] + m)[None], x[1:]]) for x, m in zip(b, moved)]
+        if loop.reverse:
+            a, b = jax.tree.map(_reversed, (a, b))
+        moved = rounds.matvec(jax.tree.map(_first, a), first)
+        for k, (offsets, at_start) in enumerate(zip(b, moved)):
+            # The first offset becomes the first state, so that the first coefficient is not used.
+            state = offsets[0] + at_start
+            b[k] = jnp.concatenate([state[None], offsets[1:]])
         h = rounds.associative_solve(a, b)
-        return [x[::-1] for x in h] if loop.reverse else h
+        return list(map(_reversed, h)) if loop.reverse else h
 
     return solve_in_order(loop, groups, solve, consts, init, xs, length)[0]
 
@@ -59,8 +63,10 @@ def refusal(loop: Loop) -> str | None:
         return "it has equations that cannot be evaluated for all steps at once"
     try:
         between = Between(loop)
+        # The reason that there are too many carries comes first.
         for group in sorted(_groups(loop), key=lambda group: len(group) <= MOST_TOGETHER):
-            read_diagonal(loop, group, between.of(group)[0])
+            eqns, _ = between.of(group)
+            read_diagonal(loop, group, eqns)
     except Unsupported as why:
         return str(why)
     return None
@@ -71,10 +77,12 @@ def is_bounded(loop: Loop) -> bool:
 
     A select discards an infinite carry, but a factor of zero does not, so loops that select carries are not bounded.
     """
-    selects = [eqn.invars[1:] for eqn in loop.eqns if eqn.primitive.name == "select_n"]
     between = Between(loop)
-    if any(len(set(map(between.carries_of, cases))) > 1 for cases in selects):
-        return False
+    for eqn in loop.eqns:
+        if eqn.primitive.name == "select_n":
+            carries = set(map(between.carries_of, eqn.invars[1:]))
+            if len(carries) > 1:
+                return False
 
     step, _ = jaxprs.needed(loop.eqns, loop.carry_out, set(loop.inputs))
 
@@ -82,12 +90,14 @@ def is_bounded(loop: Loop) -> bool:
         env = jaxprs.evaluate(step, dict(zip(loop.inputs, values)))
         of_all = []
         for group in _groups(loop):
-            affine = read_diagonal(loop, group, between.of(group)[0])
-            rows, _ = affine.values(env, env[loop.carry[group[0]]])
+            eqns, _ = between.of(group)
+            like = env[loop.carry[group[0]]]
+            rows, _ = read_diagonal(loop, group, eqns).values(env, like)
             of_all += itertools.chain(*rows)
         return of_all
 
-    closed = jax.make_jaxpr(factors)(*(v.aval for v in loop.inputs))
+    types = [v.aval for v in loop.inputs]
+    closed = jax.make_jaxpr(factors)(*types)
     return max(largest_size(closed)) <= 1
 
 
@@ -99,9 +109,18 @@ def why_not_automatic(loop: Loop, least_steps: int) -> str | None:
     if jaxprs.extent(loop.length) < least_steps:
         return f"fewer than {least_steps} steps"
     through = sum(map(jaxprs.nbytes, (*loop.carry, *loop.xs, *loop.outputs)))
-    if any(jaxprs.nbytes(v) > through for eqn in loop.eqns for v in eqn.outvars):
+    of_values = map(jaxprs.nbytes, jaxprs.results(loop.eqns))
+    if max(of_values, default=0) > through:
         return "values of a step are larger than what goes in and out of it"  # the stacks would need much memory
     return None
+
+
+def _first(value: Array) -> Array:
+    return value[0]
+
+
+def _reversed(value: Array) -> Array:
+    return value[::-1]
 
 
 def _groups(loop: Loop) -> list[Group]:

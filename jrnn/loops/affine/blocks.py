@@ -55,7 +55,7 @@ class Blocks:
     @property
     def batch(self) -> Shape:
         """The sizes of the aligned axes."""
-        return tuple(self.shapes[0][axis] for axis in self.aligned)
+        return tuple(jaxprs.take(self.shapes[0], self.aligned))
 
     @property
     def _vectors(self) -> int:
@@ -88,7 +88,7 @@ class Blocks:
         parts = []
         axes_before = tuple(range(lead))
         for leaf, shape, size in zip(leaves, self.shapes, self.sizes):
-            order = [lead + axis for axis in self._order(shape)]
+            order = map(lead.__add__, self._order(shape))
             moved = jnp.transpose(leaf, (*axes_before, *order))
             parts.append(moved.reshape(*leaf.shape[:lead], *self._lead, size))
         return jnp.concatenate(parts, axis=-1)
@@ -108,7 +108,8 @@ class Blocks:
 
     def _order(self, shape: Sequence[int]) -> Axes:
         first = (*self.aligned, *self.same)
-        return (*first, *(k for k in range(len(shape)) if k not in first))
+        others = sorted(set(range(len(shape))).difference(first))
+        return (*first, *others)
 
     def basis(self, run: Any, like: Values) -> list[Array]:
         """Returns carries of zeros and ones: the derivatives of the new carries along them are columns of the blocks."""
@@ -169,11 +170,15 @@ def blocks_of(program: Program, n_carry: int) -> list[Blocks]:
 
 def reads_of(program: Program, roots: Sequence[Var], count: int | None = None) -> list[Reads]:
     """Returns what the first `count` outputs of a program read of some of its inputs."""
-    reads: dict[Var, Reads] = {v: {i: tuple(range(v.aval.ndim))} for i, v in enumerate(roots)}
+    reads: dict[Var, Reads] = {}
+    for i, v in enumerate(roots):
+        reads[v] = {i: tuple(range(v.aval.ndim))}
     for eqn in program.eqns:
         reads.update(zip(eqn.outvars, _through(eqn, reads)))
-    outs = program.outvars[:count]
-    return [reads[a] if jaxprs.is_in(a, reads) else {} for a in outs]
+    outs: list[Reads] = []
+    for atom in program.outvars[:count]:
+        outs.append(reads[atom] if jaxprs.is_in(atom, reads) else {})
+    return outs
 
 
 def block_of(members: Group, shapes: Sequence[Shape], outs: Sequence[Reads]) -> Blocks:
@@ -187,7 +192,8 @@ def block_of(members: Group, shapes: Sequence[Shape], outs: Sequence[Reads]) -> 
 
     reads: list[AlignedAxes] = []
     for i in members:
-        reads += (axes for j, axes in outs[i].items() if j in members)
+        for j in outs[i].keys() & members:
+            reads.append(outs[i][j])
 
     def is_aligned(axis: int) -> bool:
         sizes = {shape[axis] for shape in shapes}
@@ -218,7 +224,7 @@ def why_no_jacobian(closed: Any, carry: Values) -> str | None:
     why = None
     if not carry:
         why = "nothing is carried"
-    elif any(eqn.effects for eqn in closed.jaxpr.eqns):
+    elif closed.effects:
         why = "it has side effects"
     elif any(map(primitives.draws_differently_under_vmap, eqns)):
         why = "only threefry keys draw the same numbers under vmap"

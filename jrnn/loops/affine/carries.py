@@ -6,6 +6,8 @@ Shapes: T time.
 from __future__ import annotations
 
 import bisect
+import functools
+import itertools
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -62,7 +64,7 @@ class CarrySchedule:
         self._cyclic = components.cyclic
         self._done = 0  # carries are bits, as in `jaxprs.Components`
         self._group_of: dict[int, Group] = {}
-        self._pending = {group: rank for rank, group in enumerate(components.groups)}
+        self._pending = dict(zip(components.groups, itertools.count()))
         self._ready: list[Group] = []
         self._unknown: dict[int, int] = {}  # how much of what is read is not known
         self._readers: dict[Var, list[Eqn | Group]] = {}
@@ -116,11 +118,11 @@ class CarrySchedule:
         stage = CarryStage(tuple(carry), kind, tuple(forms), tuple(jaxprs.nodes_of(reads)), why)
         self.stages.append(stage)
         self._done |= _bits(carry)
-        for group in {self._group_of[i] for i in carry}:
+        for group in set(jaxprs.take(self._group_of, carry)):
             del self._pending[group]
             if group in self._ready:
                 self._ready.remove(group)
-        self._add_known([self._loop.carry[i] for i in carry])
+        self._add_known(jaxprs.take(self._loop.carry, carry))
 
     def _add_known(self, values: list[Var]) -> None:
         """Adds values to those that are known, with what follows from them, and groups that read no others to the ready."""
@@ -145,7 +147,9 @@ class Between:
     def __init__(self, loop: Loop):
         self._loop = loop
         self._leading = jaxprs.Leading(loop.eqns)
-        self._carries = {v: 1 << i for i, v in enumerate(loop.carry)}  # that a value depends on
+        self._carries: dict[Var, int] = {}  # that a value depends on
+        for i, v in enumerate(loop.carry):
+            self._carries[v] = 1 << i
         for eqn in loop.eqns:
             bits = 0
             for v in jaxprs.inputs(eqn):
@@ -160,8 +164,12 @@ class Between:
     def of(self, group: Group) -> tuple[list[Eqn], list[Var]]:
         """Returns the equations, and what else they and the new carries read."""
         bits = _bits(group)
-        outs = [self._loop.carry_out[i] for i in group]
-        return self._leading.to(outs, lambda v: not self._carries.get(v, 0) & bits)
+        outs = jaxprs.take(self._loop.carry_out, group)
+
+        def is_outside(v: Var) -> bool:
+            return not self._carries.get(v, 0) & bits
+
+        return self._leading.to(outs, is_outside)
 
     def leading_to(self, outs: Iterable[Var], *available: Env) -> list[Eqn]:
         """Returns the equations that compute values from what is available."""
@@ -217,8 +225,8 @@ class GroupFunction:
     def of(loop: Loop, group: Group, between: Between, known: Env, stacked: Env) -> GroupFunction:
         eqns, read = between.of(group)
         jaxprs.over_time(between.leading_to(read, known, stacked), read, known, stacked)
-        constant = [v for v in read if v not in stacked]
-        varying = [v for v in read if v in stacked]
+        varying = list(filter(stacked.__contains__, read))
+        constant = list(itertools.filterfalse(stacked.__contains__, read))
         return GroupFunction(
             eqns=eqns,
             carry=jaxprs.take(loop.carry, group),
@@ -238,7 +246,7 @@ class GroupFunction:
         env = self.inputs(consts, stack)
         env.update(zip(self.carry, old))
         jaxprs.evaluate(self.eqns, env)
-        return [jaxprs.value(env, a) for a in self.new]
+        return list(map(functools.partial(jaxprs.value, env), self.new))
 
 
 Solve = Callable[[int, GroupFunction, list[Any]], Values]
@@ -267,12 +275,13 @@ def solve_in_order(
     between = Between(loop)
     for number, group in enumerate(groups):
         part = GroupFunction.of(loop, group, between, known, stacked)
-        for i, state in zip(group, solve(number, part, [init[i] for i in group])):
+        first = jaxprs.take(init, group)
+        for i, state in zip(group, solve(number, part, first)):
             states[i] = state
             out = loop.carry_out[i]
             if not jaxprs.is_literal(out) and out not in known:
                 stacked.setdefault(out, state)
             stacked[loop.carry[i]] = jaxprs.shifted(state, init[i], loop.reverse)
     ys = jaxprs.stacks(loop.eqns, loop.ys, known, stacked, length)
-    ordered = [states[i] for i in range(len(init))]
+    ordered = jaxprs.take(states, range(len(init)))
     return ([state[0 if loop.reverse else -1] for state in ordered], ys), ordered

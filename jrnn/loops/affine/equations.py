@@ -69,7 +69,9 @@ class Forms(AxisLabels):
             self._positions.update(dict.fromkeys(eqn.outvars, i))
         self._constant_values: dict[Var, np.ndarray | None] = {}
         self._known_forms: dict[Var, AffineSum] = {}
-        self.values = {v: AffineSum(self.axes, (Term(v),)) for v in states}
+        self.values: dict[Var, AffineSum] = {}
+        for v in states:
+            self.values[v] = AffineSum(self.axes, (Term(v),))
         self.readouts: dict[Var, Any] = {}
         self.breaking: dict[Var, Eqn | None] = {}
         self.products: list[Any] = []
@@ -112,8 +114,10 @@ class Forms(AxisLabels):
     def _rule(self, eqn: Eqn) -> AffineSum:
         """Returns the form of the result of an equation; raises Unsupported if there is none."""
         moves = [jaxprs.is_in(a, self.values) for a in eqn.invars]
-        is_summed = any(move and self.values[a].sums for a, move in zip(eqn.invars, moves))
-        if len(eqn.outvars) > 1 or is_summed:
+        for atom in itertools.compress(eqn.invars, moves):
+            if self.values[atom].sums:
+                raise Unsupported("")
+        if len(eqn.outvars) > 1:
             raise Unsupported("")
         if primitives.is_kind(eqn, "elementwise"):
             return self._elementwise(eqn, moves)
@@ -121,7 +125,9 @@ class Forms(AxisLabels):
         operand = eqn.invars[0]
         if primitives.is_whole_view(eqn):
             value = self._form(operand)
-            labels = (None if axis is None else value.labels[axis] for axis in sources_of(eqn))
+            labels: list[Label] = []
+            for axis in sources_of(eqn):
+                labels.append(None if axis is None else value.labels[axis])
             return replace(value, labels=tuple(labels))
         if name == "slice" and any(moves):
             return self._sliced(eqn, self.values[operand])
@@ -162,7 +168,7 @@ class Forms(AxisLabels):
         """Takes one index of a short axis, as where several vectors read S in one product."""
         whole = eqn.invars[0].aval.shape
         part = eqn.outvars[0].aval.shape
-        has_strides = any(stride != 1 for stride in eqn.params["strides"] or ())
+        has_strides = not {1}.issuperset(eqn.params["strides"] or ())
         for axis, label in enumerate(value.labels):
             if label is None or whole[axis] == part[axis]:
                 continue
@@ -244,8 +250,7 @@ class Forms(AxisLabels):
         axes = eqn.params["axes"]
         remaining = tuple(l for axis, l in enumerate(value.labels) if axis not in axes)
         long = []
-        for label in [value.labels[axis] for axis in axes]:
-            label = self.find(label)
+        for label in self.resolved(jaxprs.take(value.labels, axes)):
             if label is None:
                 raise Unsupported("a sum over an axis along which it is constant")
             if not self._is_short(label):
@@ -294,7 +299,7 @@ class Forms(AxisLabels):
         over = self._choose_k(long) if long else None
         sums = tuple(l for l in long if l != over)
 
-        result_labels = [labels[0][axis] for axis in dims[1][0]]
+        result_labels = jaxprs.take(labels[0], dims[1][0])
         for of_operand, summed_axes, batch_axes in zip(labels, *dims):
             for axis, label in enumerate(of_operand):
                 if axis not in summed_axes and axis not in batch_axes:

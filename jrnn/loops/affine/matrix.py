@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -136,8 +137,9 @@ def matrix_form(
     Raises:
         Unsupported: with the reason, and the operation.
     """
-    states = tuple(loop.carry[i] for i in positions)
-    if len({(v.aval.shape, v.aval.dtype) for v in states}) > 1 or len(states) > _MOST:
+    states = tuple(jaxprs.take(loop.carry, positions))
+    types = {(v.aval.shape, v.aval.dtype) for v in states}
+    if len(types) > 1 or len(states) > _MOST:
         raise Unsupported(f"{len(states)} carries read each other", remedy=DECAYS_ALONE)
     if states[0].aval.dtype not in (jnp.float32, jnp.float64, jnp.bfloat16, jnp.float16):
         raise Unsupported(f"{CARRY} is {states[0].aval.dtype}")
@@ -152,11 +154,18 @@ def matrix_form(
         )
 
     # The terms by what they contain: S, a row, or neither.
-    decay = tuple(t for t in terms if t.operand in states)
-    updates = tuple(t for t in terms if isinstance(t.operand, Row))
-    without_state = [t for t in terms if t.operand is None]
+    decay = []
+    updates = []
+    without_state = []
+    for term in terms:
+        if isinstance(term.operand, Row):
+            updates.append(term)
+        elif term.operand is None:
+            without_state.append(term)
+        else:
+            decay.append(term)
     outer_products, matrices = _matrices(loop, forms, without_state)
-    scales = [scale for _, scale in matrices]
+    scales = list(map(operator.itemgetter(1), matrices))
     if k in forms.labels_in(scales):
         raise Unsupported(f"a matrix that is added to {CARRY} is scaled along K")
     if len(states) > 1 and (matrices or k in forms.labels_in(decay)):
@@ -176,7 +185,7 @@ def matrix_form(
     columns: Axes = ()
     if not free and not updates and len(forms.long_axes) > 1 and len(states) == 1:
         free = forms.free_of(keys.union(*_along_k(forms, queries)))
-        columns = tuple(l for l in free if l in forms.labels_in(decay))
+        columns = tuple(filter(forms.labels_in(decay).__contains__, free))
         decays_along_k = _along_k(forms, decay)
         differs_in_one_factor = not set().union(*decays_along_k).isdisjoint(columns)
         if differs_in_one_factor or (len(decay) > 1 and decays_along_k):
@@ -186,8 +195,8 @@ def matrix_form(
     return AffineForm(
         positions=positions,
         forms=forms,
-        decay=decay,
-        updates=updates,
+        decay=tuple(decay),
+        updates=tuple(updates),
         known=outer_products,
         matrices=matrices,
         solved=tuple(dict.fromkeys(t.operand for t in updates)),
@@ -268,21 +277,23 @@ def _readouts(loop: Loop, forms: Forms, outs: Sequence[Atom]) -> dict[Var, Affin
     """Returns the variables where S is read on the way to `outs`; raises Unsupported if S is read as a whole."""
     matrices = {v for v, value in forms.values.items() if forms.is_matrix(value)}
     read_after, used = jaxprs.needed(loop.eqns, outs, {*forms.known, *forms.readouts})
-    whole = [e for e in read_after if not matrices.isdisjoint(jaxprs.inputs(e))]
-    if whole or not matrices.isdisjoint(jaxprs.variables(outs)):
-        raise Unsupported(
-            f"{CARRY} is an output of every step",
-            whole[0] if whole else None,
-            remedy="return what is read from it, such as its product with a query",
-        )
-    return {v: forms.values[v] for v in used if v in forms.readouts}
+    remedy = "return what is read from it, such as its product with a query"
+    for eqn in read_after:
+        if not matrices.isdisjoint(jaxprs.inputs(eqn)):
+            raise Unsupported(f"{CARRY} is an output of every step", eqn, remedy)
+    if not matrices.isdisjoint(jaxprs.variables(outs)):
+        raise Unsupported(f"{CARRY} is an output of every step", remedy=remedy)
+    readouts = list(filter(forms.readouts.__contains__, used))
+    return dict(zip(readouts, jaxprs.take(forms.values, readouts)))
 
 
 def is_evaluable(eqn: Eqn) -> bool:
     """Returns True if an equation may be evaluated for all steps of a chunk at once, and differentiated again."""
     if eqn.primitive.name == "custom_jvp_call":
-        inner = [e for body in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(body)]
-        return all(is_evaluable(e) or e.primitive.name in jaxprs.CALLS for e in inner)
-    return (
-        primitives.is_movable(eqn) or eqn.primitive.name == "pvary"
-    )  # of a constant, in `jax.shard_map`
+        for body in jaxprs.sub_jaxprs(eqn):
+            for inner in jaxprs.all_equations(body):
+                if inner.primitive.name not in jaxprs.CALLS and not is_evaluable(inner):
+                    return False
+        return True
+    # `pvary` is of a constant, in `jax.shard_map`.
+    return primitives.is_movable(eqn) or eqn.primitive.name == "pvary"

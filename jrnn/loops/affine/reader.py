@@ -115,19 +115,19 @@ def read_step(loop: Loop, group: Group, schedule: CarrySchedule, constants: Env)
     """
     shape = loop.carry[group[0]].aval.shape
     try:
-        return read_diagonal(loop, group, schedule.between.of(group)[0])
+        eqns, _ = schedule.between.of(group)
+        return read_diagonal(loop, group, eqns)
     except Unsupported:
         if len(group) > 1 or len(shape) < 2:
             raise
     form = matrix_form(loop, group, schedule.known, [], constants)
     same = tuple(axis for axis in form.free if axis not in form.columns)
-    not_aligned = {form.forms.contracted, *same}
-    aligned = tuple(axis for axis in range(len(shape)) if axis not in not_aligned)
+    aligned = set(range(len(shape))).difference(same, [form.forms.contracted])
     return AffineStep(
         kind="matrix",
         a=(*form.decay, *form.updates),
         b=(*form.known, *form.matrices),
-        blocks=Blocks(group, (shape,), aligned, same),
+        blocks=Blocks(group, (shape,), tuple(sorted(aligned)), same),
     )
 
 
@@ -151,12 +151,17 @@ def read_diagonal(loop: Loop, group: Group, eqns: Iterable[Eqn]) -> AffineStep:
     reader = _Reader(carry)
     for eqn in eqns:
         reader.read(eqn)
-    sums = [reader.sum_of(loop.carry_out[i]) for i in group]
+    a = []
+    b = []
+    for new in jaxprs.take(loop.carry_out, group):
+        *coefficients, offset = reader.sum_of(new)
+        a.append(coefficients)
+        b.append(offset)
     shape = carry[0].aval.shape
     return AffineStep(
         kind="diagonal",
-        a=[sum_of_one[:-1] for sum_of_one in sums],
-        b=[sum_of_one[-1] for sum_of_one in sums],
+        a=a,
+        b=b,
         blocks=Blocks(group, (shape,) * len(group), tuple(range(len(shape)))),
         eqns=reader.eqns,
     )
@@ -181,7 +186,7 @@ class _Reader:
         return self._sums[atom] if jaxprs.is_in(atom, self._sums) else [*self._zeros, atom]
 
     def read(self, eqn: Eqn) -> None:
-        moves = [jaxprs.is_in(a, self._sums) for a in eqn.invars]
+        moves = [jaxprs.is_in(atom, self._sums) for atom in eqn.invars]
         if not any(moves):
             return
         _check(eqn, moves)

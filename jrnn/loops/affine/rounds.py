@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from operator import add
+from operator import add, mul
 from typing import Any
 
 import jax
@@ -49,10 +49,14 @@ def _(size: int, batched: Any, arrays: Sequence[Any]) -> tuple[Any, bool]:
     ), False  # one condition for the whole batch: `vmap` of a condition runs both branches
 
 
+def _dot(row: Any, column: Any) -> Any:
+    return reduce(add, list(map(mul, row, column)))
+
+
 def matvec(j: Any, d: Any) -> Any:
     """Returns the products of blocks and vectors."""
     if isinstance(j, list):
-        return [reduce(add, [x * y for x, y in zip(row, d)]) for row in j]
+        return [_dot(row, d) for row in j]
     size = j.shape[-1]
     if size <= _ELEMENTWISE:
         return reduce(add, [j[..., k] * d[..., k, None] for k in range(size)])
@@ -61,9 +65,11 @@ def matvec(j: Any, d: Any) -> Any:
 
 def _composed(r: Any, p: Any) -> Any:
     if isinstance(r, list):
-        return [
-            [reduce(add, [x * y for x, y in zip(row, column)]) for column in zip(*p)] for row in r
-        ]
+        columns = list(zip(*p))
+        rows = []
+        for row in r:
+            rows.append([_dot(row, column) for column in columns])
+        return rows
     size = r.shape[-1]
     if size <= _ELEMENTWISE:
         return reduce(add, [r[..., :, k, None] * p[..., None, k, :] for k in range(size)])

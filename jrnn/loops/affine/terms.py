@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from jrnn import jaxprs
 from jrnn.jaxprs import Var
 from jrnn.loops.ir import CARRY, Unsupported
 
@@ -115,7 +116,7 @@ class AxisLabels:
         shape = states[0].aval.shape
         self.states = states
         self.axes: Labels = tuple(None if n == 1 else i for i, n in enumerate(shape))
-        self.size = {l: shape[l] for l in self.long_axes}
+        self.size = dict(zip(self.long_axes, jaxprs.take(shape, self.long_axes)))
         self.contracted: Label = None
         self._numbers = itertools.count(len(shape))
         self._unified_with: dict[int, int] = {}
@@ -138,7 +139,9 @@ class AxisLabels:
         return tuple(map(self.find, labels))
 
     def labels_of(self, factor: Factor) -> set[int]:
-        return {l for l in self.resolved(factor.labels) if l is not None}
+        labels = set(self.resolved(factor.labels))
+        labels.discard(None)
+        return labels
 
     def labels_in(self, terms: Iterable[Term]) -> set[int]:
         return set().union(*map(self.labels_of, factors_in(terms)))
@@ -176,8 +179,9 @@ class AxisLabels:
 
     def is_matrix(self, value: AffineSum) -> bool:
         """Returns True for values that are as large as S."""
-        if any(term.operand in self.states for term in value.terms):
-            return True
+        for term in value.terms:
+            if term.operand in self.states:
+                return True
         return self.contracted is not None and self.contracted in self.resolved(value.labels)
 
     # Labels that are replaced by an index or another label
@@ -268,7 +272,11 @@ def rows_of(terms: Iterable[Term], known: Collection[Row] = ()) -> dict[Row, Non
 
 
 def _rows_read(terms: Iterable[Term]) -> list[Row]:
-    return [t.operand for t in terms if isinstance(t.operand, Row)]
+    rows = []
+    for term in terms:
+        if isinstance(term.operand, Row):
+            rows.append(term.operand)
+    return rows
 
 
 def factors_of(factors: Iterable[Factor], known: Collection[Factor] = ()) -> dict[Factor, None]:

@@ -13,10 +13,12 @@ from jrnn.loops.ir import Unsupported
 def sources_of(eqn: Eqn) -> list[int | None]:
     """Returns for each axis of the result of a view the axis of the operand that it is."""
     follow = aligned(eqn, 0, eqn.outvars[0])
-    if any(n != 1 and d not in follow for d, n in enumerate(eqn.invars[0].aval.shape)):
+    if not long_axes(eqn.invars[0]).issubset(follow):
         raise Unsupported("it merges or splits axes")
-    back = {axis: d for d, axis in follow.items()}
-    return [back.get(d) for d in range(eqn.outvars[0].aval.ndim)]
+    sources: list[int | None] = [None] * eqn.outvars[0].aval.ndim
+    for axis, axis_of_result in follow.items():
+        sources[axis_of_result] = axis
+    return sources
 
 
 def varying_axes(eqn: Eqn, axes_of: Callable[[Atom], set[int]]) -> list[set[int]]:
@@ -26,16 +28,18 @@ def varying_axes(eqn: Eqn, axes_of: Callable[[Atom], set[int]]) -> list[set[int]
         eqn: the equation.
         axes_of: the axes along which an operand may vary.
     """
-    name = eqn.primitive.name
-    all_long = [long_axes(v) for v in eqn.outvars]
+    all_long = list(map(long_axes, eqn.outvars))
     if primitives.is_whole_view(eqn):
         with suppress(Unsupported):
             sources = sources_of(eqn)
             inner = axes_of(eqn.invars[0])
-            return [{d for d in all_long[0] if sources[d] in inner}]
+            return [{axis for axis in all_long[0] if sources[axis] in inner}]
     if primitives.is_kind(eqn, "elementwise"):
-        return [set().union(*map(axes_of, eqn.invars)) & axes for axes in all_long]
-    return [{eqn.params["dimension"]} & all_long[0]] if name == "iota" else all_long
+        of_operands = set().union(*map(axes_of, eqn.invars))
+        return list(map(of_operands.intersection, all_long))
+    if eqn.primitive.name == "iota":
+        return [all_long[0].intersection([eqn.params["dimension"]])]
+    return all_long
 
 
 def long_axes(atom: Atom) -> set[int]:

@@ -82,10 +82,10 @@ class AffineCall:
         stacked = dict(zip(loop.xs, xs))
         jaxprs.over_time(loop.eqns, [*program.stacks, *program.constants], env, stacked)
 
-        carry = [jnp.asarray(init[i]) for i in step.carries]
-        operands = [jnp.asarray(env[v]).astype(step.dtype) for v in program.constants]
-        operands += carry
-        operands += [stacked[v].astype(step.dtype) for v in program.stacks]
+        carry = list(map(jnp.asarray, jaxprs.take(init, step.carries)))
+        read = [*jaxprs.take(env, program.constants), *carry]
+        read += jaxprs.take(stacked, program.stacks)
+        operands = [jnp.asarray(v).astype(step.dtype) for v in read]
         n_numbers = len(carry) + len(sums.inner)
         shapes = [()] * n_numbers + [(length,)] * len(self.outs)
         out = library.call(
@@ -110,7 +110,7 @@ class AffineCall:
                 is_literal = jaxprs.is_literal(a)
                 last[i] = last[i] + (length * jaxprs.value({}, a) if is_literal else totals[a])
         ys = [jaxprs.stack(a, env, stacked, length) for a in loop.ys]
-        return [last[i] for i in range(len(init))], ys
+        return jaxprs.take(last, range(len(init))), ys
 
 
 @dataclass(frozen=True)
@@ -137,15 +137,16 @@ class Sums:
             region = None
             if v not in numbers:
                 region = linear_region(v, producers, numbers, ("add_any", "concatenate"))
-            if region is None or not all(jaxprs.is_in(a, numbers) for a in region[1]):
-                region = (), [v]
-            eqns, ends = region
+            eqns, ends = region or ((), [v])
+            if region is not None and not all(jaxprs.is_in(a, numbers) for a in ends):
+                eqns = ()
+                ends = [v]
             through.update(map(id, eqns))
             sources.update(dict.fromkeys(ends))
         return Sums(
-            inner=tuple(v for v in sources if v in numbers),
+            inner=tuple(filter(numbers.__contains__, sources)),
             outer=tuple(v for v in sources if v not in numbers),
-            eqns=tuple(e for e in loop.eqns if id(e) in through),
+            eqns=tuple(eqn for eqn in loop.eqns if id(eqn) in through),
         )
 
 
@@ -162,10 +163,8 @@ def affine_call(step: ScalarStep) -> AffineCall:
 
     # Before the affine part, the kernel computes what that part reads and values determine.
     known = known_from_values(step)
-    read = [
-        k for k in (*step.inputs, *coefficients, *operands_of(recurrence)) if isinstance(k, Var)
-    ]
-    before, _ = jaxprs.needed(known, read, ())
+    read = [*step.inputs, *coefficients, *operands_of(recurrence)]
+    before, _ = jaxprs.needed(known, [k for k in read if isinstance(k, Var)], ())
     there = {*step.values, *jaxprs.results(before)}
     computed = there.union(jaxprs.results(known))
     numbers = {v for v in computed if v.aval.dtype == step.dtype}
@@ -175,13 +174,14 @@ def affine_call(step: ScalarStep) -> AffineCall:
     sums = Sums.of(loop, added, numbers)
     targets = [*jaxprs.variables(loop.ys), *sums.outer]
     eqns_after, read = jaxprs.needed(loop.eqns, targets, {*loop.consts, *loop.xs, *numbers})
-    outs = tuple(dict.fromkeys(v for v in read if v in numbers))
-    results = [v for v in (*outs, *sums.inner) if v not in there]
-    after, _ = jaxprs.needed(known, results, there)
+    outs = tuple(dict.fromkeys(filter(numbers.__contains__, read)))
+    after, _ = jaxprs.needed(known, [*outs, *sums.inner], there)
     products = _only_summed(after, sums.inner, outs)
     after = [e for e in after if e.outvars[0] not in products]
-    factors = {v: Instruction.of(eqn).operands for v, eqn in products.items()}
 
+    summands = []
+    for v in sums.inner:
+        summands.append(Instruction.of(products[v]).operands if v in products else (v,))
     instructions = Instructions(
         before=[*map(Instruction.of, before), *recurrence],
         affine=[Instruction.of(e) for e in step.eqns if is_known(e, step.dtype, OF_STEPS)],
@@ -190,7 +190,6 @@ def affine_call(step: ScalarStep) -> AffineCall:
     )
     if sum(map(len, instructions[:3])) > _MAX_INSTRUCTIONS:
         raise Unsupported(f"the step has more than {_MAX_INSTRUCTIONS} operations")
-    summands = [factors.get(v, (v,)) for v in sums.inner]
     program = encoded(step, instructions, coefficients, summands, outs)
 
     varying = loop.varying

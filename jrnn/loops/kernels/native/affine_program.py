@@ -126,14 +126,12 @@ def encoded(
     before, affine, after, recurrence = instructions
     in_tile = dict.fromkeys([*operands_of((*before, *after)), *step.inputs, *coefficients])
     in_tile.update(dict.fromkeys(itertools.chain.from_iterable(sums)))
-    ends = [key_of(a) for a in (*step.new, *step.values)]
+    ends = list(map(key_of, (*step.new, *step.values)))
     in_steps = dict.fromkeys([*operands_of(affine), *ends])
     keys = {**in_steps, **in_tile}
 
     # What a tile computes of constants is a constant in the affine part.
-    results_before = [i.out for i in before]
-    results_affine = [i.out for i in affine]
-    results_after = [i.out for i in after]
+    results_before, results_affine, results_after = map(_results_of, (before, affine, after))
     of_tile = {*step.values, *results_before, *results_after}
     of_step = {*step.carry, *step.inputs, *results_affine}
     varying = step.loop.varying
@@ -156,18 +154,17 @@ def encoded(
     program = [jnp.dtype(step.dtype).itemsize, step.loop.length, step.loop.reverse]
     program.append(_STORED[step.stored])
     program += map(len, (step.carries, step.inputs, step.values, constants, stacks, sums, outs))
-    program += [tile[k] for k in coefficients] or [-1, -1]
+    program += jaxprs.take(tile, coefficients) or [-1, -1]
     program.append(recurrence)
     program += map(len, (before, affine, after))
     for part, registers in ((before, tile), (affine, numbers), (after, tile)):
         for i in part:
-            read = [registers[k] for k in i.operands]
+            read = jaxprs.take(registers, i.operands)
             program += [OPCODES[i.operation], registers[i.out], *read, *[0] * (3 - len(read))]
-    program += [tile[v] for v in step.inputs]
-    program += [numbers[k] for k in ends]
+    program += [*jaxprs.take(tile, step.inputs), *jaxprs.take(numbers, ends)]
     for summands in sums:
-        program += [*(tile[k] for k in summands), -1][:2]
-    program += [tile[v] for v in outs]
+        program += [*jaxprs.take(tile, summands), -1][:2]
+    program += jaxprs.take(tile, outs)
     return Encoded(
         constants=tuple(constants),
         stacks=tuple(stacks),
@@ -178,6 +175,10 @@ def encoded(
 
 def operands_of(instructions: Iterable[Instruction]) -> list[Key]:
     return list(itertools.chain.from_iterable(i.operands for i in instructions))
+
+
+def _results_of(instructions: Iterable[Instruction]) -> list[Key]:
+    return [i.out for i in instructions]
 
 
 def _numbered(*keys: Key) -> dict[Key, int]:

@@ -49,11 +49,11 @@ class ScalarStep:
 
     @property
     def carry(self) -> list[Var]:
-        return [self.loop.carry[i] for i in self.carries]
+        return jaxprs.take(self.loop.carry, self.carries)
 
     @property
     def new(self) -> list[Atom]:
-        return [self.loop.carry_out[i] for i in self.carries]
+        return jaxprs.take(self.loop.carry_out, self.carries)
 
     @property
     def stored(self) -> str:
@@ -67,16 +67,17 @@ def affine_step(loop: Loop) -> ScalarStep:
     """Returns the affine form of a step; raises Unsupported, with the reason, if it has none."""
     sums = _sums(loop)
     carries = tuple(i for i in range(len(loop.carry)) if i not in sums)
-    carry = [loop.carry[i] for i in carries]
-    new = [loop.carry_out[i] for i in carries]
+    carry = jaxprs.take(loop.carry, carries)
+    new = jaxprs.take(loop.carry_out, carries)
+    dtypes = set()
     for v in carry:
         if not _is_number(v):
             shape = v.aval.str_short()
             raise Unsupported(f"a carry is {shape}, not one number in float32 or float64")
+        dtypes.add(v.aval.dtype)
     if not carry:
         raise Unsupported("nothing is carried but sums")
-    dtype = carry[0].aval.dtype
-    if any(v.aval.dtype != dtype for v in carry):
+    if len(dtypes) > 1:
         raise Unsupported("carries are of two types")
 
     # With one carry, inputs may be coefficients: then only what depends on the carry must be affine.
@@ -84,8 +85,8 @@ def affine_step(loop: Loop) -> ScalarStep:
     varying = loop.varying
     affine_in = on_carry if len(carry) == 1 else varying
     affine_values = _affine_values(loop, carry, on_carry, affine_in)
-    known = {*carry, *affine_values, *loop.inputs}
-    known.update(v for v in jaxprs.results(loop.eqns) if v not in on_carry)
+    known = {*loop.inputs, *jaxprs.results(loop.eqns)}
+    known = known.difference(on_carry).union(carry, affine_values)
     for atom in new:
         if not jaxprs.is_literal(atom) and atom not in known:
             why = "carries are not affine with coefficients of all steps"
@@ -102,7 +103,7 @@ def affine_step(loop: Loop) -> ScalarStep:
     # The inputs are what is added to the carry, or what that is computed from: whatever are fewer.
     affine_results = [e.outvars[0] for e in loop.eqns if _is_affine(e, affine_in)]
     results = [*new, *values]
-    affine_on_carry = [v for v in affine_results if v in on_carry]
+    affine_on_carry = on_carry.intersection(affine_results)
     inputs, eqns = _inputs(loop, carry, results, varying.difference(affine_on_carry))
     if len(carry) > 1:
         others, other_eqns = _inputs(loop, carry, results, varying.difference(affine_results))
@@ -116,7 +117,7 @@ def affine_step(loop: Loop) -> ScalarStep:
         inputs=tuple(inputs),
         values=tuple(values),
         eqns=tuple(eqns),
-        dtype=dtype,
+        dtype=carry[0].aval.dtype,
     )
 
 
@@ -129,7 +130,7 @@ def _values(
     named = {v for v, eqn in affine.items() if not _is_sign(eqn) or v in targets}
     named.update(carry)
     _, read = jaxprs.needed(loop.eqns, targets, {*loop.consts, *loop.xs, *named})
-    return [v for v in read if v in named]
+    return list(filter(named.__contains__, read))
 
 
 def _inputs(
@@ -138,7 +139,7 @@ def _inputs(
     """Returns which of some varying values the results are computed from, and the equations that do so."""
     inputs = {*varying}.difference(carry)
     needed, free = jaxprs.needed(loop.eqns, results, {*loop.consts, *carry, *inputs})
-    return [v for v in free if v in inputs], needed
+    return list(filter(inputs.__contains__, free)), needed
 
 
 def _is_number(v: Var) -> bool:
@@ -147,7 +148,10 @@ def _is_number(v: Var) -> bool:
 
 def _sums(loop: Loop) -> dict[int, Sequence[Atom]]:
     """Returns the carries that only add what other carries determine, or that are no numbers, and their values."""
-    added = {i: values for i, values in added_to_carries(loop).items() if not _is_read(loop, i)}
+    added = {}
+    for i, values in added_to_carries(loop).items():
+        if not _is_read(loop, i):
+            added[i] = values
     others = [v for i, v in enumerate(loop.carry) if i not in added]
     on_others = jaxprs.depends(loop.eqns, others)
     for i, values in list(added.items()):
@@ -159,7 +163,8 @@ def _sums(loop: Loop) -> dict[int, Sequence[Atom]]:
 def _is_read(loop: Loop, i: int) -> bool:
     """Returns True if a step reads a carry that only adds for anything but its own sum."""
     reached = jaxprs.depends(loop.eqns, [loop.carry[i]])
-    return any(jaxprs.is_in(a, reached) for j, a in enumerate(loop.outputs) if j != i)
+    others = [*loop.outputs[:i], *loop.outputs[i + 1 :]]
+    return not reached.isdisjoint(jaxprs.variables(others))
 
 
 def _affine_values(
