@@ -28,11 +28,21 @@ from jrnn.loops.affine.reader import MOST_TOGETHER, read_diagonal
 from jrnn.loops.ir import Loop, Results, Unsupported
 
 
-def solve_loop(loop: Loop, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+def solve_loop(
+    loop: Loop,
+    consts: Values,
+    init: Values,
+    xs: Values,
+    length: Any,
+) -> Results:
     """Solves a loop by a parallel prefix instead of running its steps."""
     groups = _groups(loop)
 
-    def solve(number: int, part: GroupFunction, first: Values) -> Values:
+    def solve(
+        number: int,
+        part: GroupFunction,
+        first: Values,
+    ) -> Values:
         """Returns all states of `h[t] = a[t] h[t-1] + b[t]` from `h[-1] = first`: K arrays [T, ...]."""
         step = read_diagonal(loop, groups[number], part.eqns)
 
@@ -108,9 +118,9 @@ def why_not_automatic(loop: Loop, least_steps: int) -> str | None:
         return why
     if jaxprs.extent(loop.length) < least_steps:
         return f"fewer than {least_steps} steps"
-    through = sum(map(jaxprs.nbytes, (*loop.carry, *loop.xs, *loop.outputs)))
+    in_and_out = [*loop.carry, *loop.xs, *loop.outputs]
     of_values = map(jaxprs.nbytes, jaxprs.results(loop.eqns))
-    if max(of_values, default=0) > through:
+    if max(of_values, default=0) > sum(map(jaxprs.nbytes, in_and_out)):
         return "values of a step are larger than what goes in and out of it"  # the stacks would need much memory
     return None
 

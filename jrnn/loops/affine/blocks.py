@@ -168,7 +168,11 @@ def blocks_of(program: Program, n_carry: int) -> list[Blocks]:
     return blocks
 
 
-def reads_of(program: Program, roots: Sequence[Var], count: int | None = None) -> list[Reads]:
+def reads_of(
+    program: Program,
+    roots: Sequence[Var],
+    count: int | None = None,
+) -> list[Reads]:
     """Returns what the first `count` outputs of a program read of some of its inputs."""
     reads: dict[Var, Reads] = {}
     for i, v in enumerate(roots):
@@ -181,7 +185,11 @@ def reads_of(program: Program, roots: Sequence[Var], count: int | None = None) -
     return outs
 
 
-def block_of(members: Group, shapes: Sequence[Shape], outs: Sequence[Reads]) -> Blocks:
+def block_of(
+    members: Group,
+    shapes: Sequence[Shape],
+    outs: Sequence[Reads],
+) -> Blocks:
     """Returns carries as one group.
 
     Args:
@@ -197,7 +205,9 @@ def block_of(members: Group, shapes: Sequence[Shape], outs: Sequence[Reads]) -> 
 
     def is_aligned(axis: int) -> bool:
         sizes = {shape[axis] for shape in shapes}
-        return sizes == {1} or (len(sizes) == 1 and all(axes[axis] == axis for axes in reads))
+        if sizes == {1}:
+            return True
+        return len(sizes) == 1 and all(axes[axis] == axis for axes in reads)
 
     aligned = tuple(filter(is_aligned, range(min(map(len, shapes)))))
     return Blocks(members, tuple(shapes), aligned)

@@ -110,12 +110,24 @@ class CarrySchedule:
         """Returns True for a carry whose new value does not read the old one."""
         return not _bits(group) & self._cyclic
 
-    def add(self, kind: Kind, carry: Sequence[int], forms: Values = (), why: str = "") -> None:
+    def add(
+        self,
+        kind: Kind,
+        carry: Sequence[int],
+        forms: Values = (),
+        why: str = "",
+    ) -> None:
         """Adds a stage of carries, whose groups are no longer pending."""
         reads = _bits(carry)
         for i in carry:
             reads |= self._reach[i]
-        stage = CarryStage(tuple(carry), kind, tuple(forms), tuple(jaxprs.nodes_of(reads)), why)
+        stage = CarryStage(
+            carry=tuple(carry),
+            kind=kind,
+            forms=tuple(forms),
+            reads=tuple(jaxprs.nodes_of(reads)),
+            why=why,
+        )
         self.stages.append(stage)
         self._done |= _bits(carry)
         for group in set(jaxprs.take(self._group_of, carry)):
@@ -222,7 +234,13 @@ class GroupFunction:
     stacks: Values
 
     @staticmethod
-    def of(loop: Loop, group: Group, between: Between, known: Env, stacked: Env) -> GroupFunction:
+    def of(
+        loop: Loop,
+        group: Group,
+        between: Between,
+        known: Env,
+        stacked: Env,
+    ) -> GroupFunction:
         eqns, read = between.of(group)
         jaxprs.over_time(between.leading_to(read, known, stacked), read, known, stacked)
         varying = list(filter(stacked.__contains__, read))
@@ -241,7 +259,12 @@ class GroupFunction:
         """Returns the values that equations read at one step, by their variables."""
         return dict(zip((*self.constant, *self.stacked), (*consts, *stack)))
 
-    def fn(self, consts: Values, stack: Values, old: Values) -> list[Any]:
+    def fn(
+        self,
+        consts: Values,
+        stack: Values,
+        old: Values,
+    ) -> list[Any]:
         """Returns the new carries from constants, inputs at one step, and old carries."""
         env = self.inputs(consts, stack)
         env.update(zip(self.carry, old))
@@ -284,4 +307,6 @@ def solve_in_order(
             stacked[loop.carry[i]] = jaxprs.shifted(state, init[i], loop.reverse)
     ys = jaxprs.stacks(loop.eqns, loop.ys, known, stacked, length)
     ordered = jaxprs.take(states, range(len(init)))
-    return ([state[0 if loop.reverse else -1] for state in ordered], ys), ordered
+    at_end = 0 if loop.reverse else -1
+    last = [state[at_end] for state in ordered]
+    return (last, ys), ordered

@@ -134,7 +134,8 @@ class Forms(AxisLabels):
         if name == "reduce_sum" and any(moves):
             return self._reduce_sum(eqn, self.values[operand])
         if name == "dot_general" and not all(moves):
-            return self._dot(eqn, moves.index(True) if any(moves) else 0, any(moves))
+            side = moves.index(True) if any(moves) else 0
+            return self._dot(eqn, side, any(moves))
         raise Unsupported("")
 
     def _elementwise(self, eqn: Eqn, moves: Sequence[bool]) -> AffineSum:
@@ -184,14 +185,20 @@ class Forms(AxisLabels):
         """Unifies the labels of two operands, of which one may be a scalar."""
         return tuple(map(self._unify_labels, a, b)) if a and b else a or b
 
-    def _times(self, atom: Atom, other: AffineSum, other_atom: Atom) -> AffineSum:
+    def _times(
+        self,
+        atom: Atom,
+        other: AffineSum,
+        other_atom: Atom,
+    ) -> AffineSum:
         """Multiplies with a known value, along whose axes the other may have been constant."""
         value = self._form(atom)
         labels = self._unify(value.labels, other.labels)
         if jaxprs.is_in(atom, self.values):
             value = self._as_one_row(value, other.labels)
             if len(other.terms) != 1 or other.terms[0].sign != 1:
-                other = AffineSum(other.labels, (Term(None, (Factor(other_atom, other.labels),)),))
+                factor = Factor(other_atom, other.labels)
+                other = AffineSum(other.labels, (Term(None, (factor,)),))
         return replace(value, labels=labels, terms=_products(value.terms, other.terms))
 
     def _as_one_row(self, value: AffineSum, labels: Iterable[Label]) -> AffineSum:
@@ -266,7 +273,12 @@ class Forms(AxisLabels):
         self.products.append(jax.lax.Precision.HIGHEST)
         return replace(value, labels=remaining)
 
-    def _dot(self, eqn: Eqn, side: int, moves: bool) -> AffineSum:
+    def _dot(
+        self,
+        eqn: Eqn,
+        side: int,
+        moves: bool,
+    ) -> AffineSum:
         """Contracts a value with a known operand.
 
         Args:
@@ -306,7 +318,10 @@ class Forms(AxisLabels):
                     result_labels.append(label)
         if not moves:
             known = self._known_terms(_products(value.terms, other.terms), over)
-            return AffineSum(tuple(result_labels), added_up(self, (), known))
+            return AffineSum(
+                labels=tuple(result_labels),
+                terms=added_up(self, (), known),
+            )
         terms, renamed = self._state_terms(value, other.terms, over)
         if sums and renamed:
             raise Unsupported("a contraction over several axes")
@@ -319,7 +334,10 @@ class Forms(AxisLabels):
         return result
 
     def _state_terms(
-        self, value: AffineSum, parts: Sequence[Term], over: Label
+        self,
+        value: AffineSum,
+        parts: Sequence[Term],
+        over: Label,
     ) -> tuple[list[Term], list[Any]]:
         """Contracts a value that depends on S with known terms: an identity in one of them renames an axis."""
         terms = []
@@ -342,7 +360,12 @@ class Forms(AxisLabels):
                 terms += self._spread(value, part.factors, part.sign)
         return terms, renamed
 
-    def _spread(self, value: AffineSum, factors: Sequence[Factor], sign: int) -> Terms:
+    def _spread(
+        self,
+        value: AffineSum,
+        factors: Sequence[Factor],
+        sign: int,
+    ) -> Terms:
         """Returns the terms of a product with factors that may have other axes."""
         labels = itertools.chain.from_iterable(f.labels for f in factors)
         return self._as_one_row(value, labels).scaled(factors, sign).terms
@@ -396,12 +419,16 @@ class Forms(AxisLabels):
                     pending.append(operand)
             if len(pending) == pending_before:
                 pending.pop()
-                self._known_forms[v] = self._undivided(v) if eqn is None else self._divided(v, eqn)
+                if eqn is None:
+                    self._known_forms[v] = self._undivided(v)
+                else:
+                    self._known_forms[v] = self._divided(v, eqn)
 
     def _divided_by(self, v: Var) -> Eqn | None:
         """Returns the equation that may compute a known value from smaller ones, or None."""
-        is_large = len(self._axes_of(v)) > 1 and jnp.issubdtype(v.aval.dtype, jnp.floating)
-        if v not in self._positions or not is_large or self._is_identity(v):
+        is_vector = len(self._axes_of(v)) < 2
+        is_float = jnp.issubdtype(v.aval.dtype, jnp.floating)
+        if v not in self._positions or is_vector or not is_float or self._is_identity(v):
             return None
         eqn = self.eqns[self._positions[v]]
         is_fixed = [False] * len(eqn.invars)
@@ -417,9 +444,12 @@ class Forms(AxisLabels):
             return self._factor(v)
         count = len(self._axes_of(v))
         factors = factors_in(value.terms)
-        is_smaller = all(f.kind == "identity" or len(self.labels_of(f)) < count for f in factors)
-        is_short = len(factors_of(factors)) <= _MOST_FACTORS
-        return value if is_smaller and is_short else self._factor(v)
+        if len(factors_of(factors)) > _MOST_FACTORS:
+            return self._factor(v)
+        for factor in factors:
+            if factor.kind != "identity" and len(self.labels_of(factor)) >= count:
+                return self._factor(v)
+        return value
 
     def _undivided(self, atom: Atom) -> AffineSum:
         """Returns a known value as one factor, or as no term if it is the number 0."""
@@ -429,7 +459,9 @@ class Forms(AxisLabels):
         if self._axes_of(atom):
             return whole
         value = self._constant(atom)
-        return whole if value is None or value.any() else replace(whole, terms=())
+        if value is None or value.any():
+            return whole
+        return replace(whole, terms=())
 
     def _with_own_labels(self, value: AffineSum) -> AffineSum:
         """Returns a known value with other labels, which may be unified for this use only."""
@@ -461,7 +493,9 @@ class Forms(AxisLabels):
         return AffineSum(factor.labels, (Term(None, (factor,)),))
 
     def _axes_of(self, atom: Atom) -> set[int]:
-        return set() if jaxprs.is_literal(atom) else self._varying.get(atom, long_axes(atom))
+        if jaxprs.is_literal(atom):
+            return set()
+        return self._varying.get(atom, long_axes(atom))
 
     def _is_identity(self, atom: Atom) -> bool:
         """Returns True for an identity matrix along the two axes along which a value varies."""
@@ -502,7 +536,11 @@ class Forms(AxisLabels):
             return np.asarray(env[atom])
 
 
-def _of_matrix(eqn: Eqn, cause: Eqn | None, why: str) -> Unsupported:
+def _of_matrix(
+    eqn: Eqn,
+    cause: Eqn | None,
+    why: str,
+) -> Unsupported:
     """Returns the refusal of an operation on a value as large as S.
 
     Args:

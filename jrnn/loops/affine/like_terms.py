@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,11 @@ _MOST_TERMS = 32
 _MOST_FACTORS = 64
 
 
-def added_up(labels: AxisLabels, first: Sequence[Term], second: Iterable[Term]) -> Terms:
+def added_up(
+    labels: AxisLabels,
+    first: Sequence[Term],
+    second: Iterable[Term],
+) -> Terms:
     """Returns the terms of a sum.
 
     Args:
@@ -56,7 +59,11 @@ def bounded(terms: Sequence[Term]) -> Terms:
     return tuple(terms)
 
 
-def _sum_of_two(labels: AxisLabels, a: Term, b: Term) -> Term | None:
+def _sum_of_two(
+    labels: AxisLabels,
+    a: Term,
+    b: Term,
+) -> Term | None:
     """Returns the sum of two terms as one term, or None if they are not alike."""
     if a.operand is not b.operand or a.new_state != b.new_state:
         return None
@@ -78,29 +85,25 @@ def _sum_of_two(labels: AxisLabels, a: Term, b: Term) -> Term | None:
 
 
 def _apart(
-    labels: AxisLabels, a: Sequence[Factor], b: Sequence[Factor]
+    labels: AxisLabels,
+    a: Sequence[Factor],
+    b: Sequence[Factor],
 ) -> tuple[list[Factor], Product, Product]:
     """Returns the factors that two products have in common, and the other factors of each."""
-    common = []
-    for factor, other in zip(a, b):  # all but the last ones, in repeated sums
-        if factor is not other:
-            break
-        common.append(factor)
-    a = a[len(common) :]
-    b = b[len(common) :]
-    places: dict[Any, list[int]] = {}
+    places: dict[int, list[int]] = {}
     for i, factor in enumerate(b):
         places.setdefault(_key(labels, factor), []).append(i)
+    common = []
     rest_of_a = []
-    taken = set()
+    is_common = [False] * len(b)
     for factor in a:
         same = places.get(_key(labels, factor))
         if same:
             common.append(factor)
-            taken.add(same.pop())
+            is_common[same.pop()] = True
         else:
             rest_of_a.append(factor)
-    rest_of_b = [factor for i, factor in enumerate(b) if i not in taken]
+    rest_of_b = [factor for factor, also_in_a in zip(b, is_common) if not also_in_a]
     return common, tuple(rest_of_a), tuple(rest_of_b)
 
 

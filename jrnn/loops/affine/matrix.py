@@ -218,7 +218,11 @@ def _along_k(forms: Forms, terms: Iterable[Term]) -> list[set[int]]:
     return [of_factor for of_factor in labels if forms.contracted in of_factor]
 
 
-def _check_factors(forms: Forms, updates: Sequence[Term], terms: Iterable[Term]) -> None:
+def _check_factors(
+    forms: Forms,
+    updates: Sequence[Term],
+    terms: Iterable[Term],
+) -> None:
     """Raises Unsupported if a factor is none that a chunk can have."""
     for several in [updates, *(row.terms for row in rows_of(updates))]:
         if not forms.labels_in(several).issubset(forms.long_axes):
@@ -232,7 +236,11 @@ def _check_factors(forms: Forms, updates: Sequence[Term], terms: Iterable[Term])
             raise Unsupported(f"a matrix has one axis of {CARRY} twice", remedy=ON_INPUTS)
 
 
-def _terms_of(loop: Loop, forms: Forms, positions: Group) -> list[Term]:
+def _terms_of(
+    loop: Loop,
+    forms: Forms,
+    positions: Group,
+) -> list[Term]:
     """Returns the terms of the new carries."""
     terms: list[Term] = []
     zero = AffineSum(forms.axes, ())
@@ -251,7 +259,11 @@ def _terms_of(loop: Loop, forms: Forms, positions: Group) -> list[Term]:
     return terms
 
 
-def _matrices(loop: Loop, forms: Forms, terms: Sequence[Term]) -> tuple[Terms, Matrices]:
+def _matrices(
+    loop: Loop,
+    forms: Forms,
+    terms: Sequence[Term],
+) -> tuple[Terms, Matrices]:
     """Returns terms without the carry, apart from those that have a matrix that is the same at every step."""
     varying = loop.varying
     axes = forms.long_axes
@@ -273,7 +285,11 @@ def _matrices(loop: Loop, forms: Forms, terms: Sequence[Term]) -> tuple[Terms, M
     return tuple(outer_products), tuple(matrices)
 
 
-def _readouts(loop: Loop, forms: Forms, outs: Sequence[Atom]) -> dict[Var, AffineSum]:
+def _readouts(
+    loop: Loop,
+    forms: Forms,
+    outs: Sequence[Atom],
+) -> dict[Var, AffineSum]:
     """Returns the variables where S is read on the way to `outs`; raises Unsupported if S is read as a whole."""
     matrices = {v for v, value in forms.values.items() if forms.is_matrix(value)}
     read_after, used = jaxprs.needed(loop.eqns, outs, {*forms.known, *forms.readouts})

@@ -94,14 +94,21 @@ class AffineStep:
             return jnp.full_like(like, number, number.dtype)
 
         def array_of(atom: Atom) -> Array:
-            return full(np.asarray(atom.val)) if jaxprs.is_literal(atom) else env[atom]
+            if jaxprs.is_literal(atom):
+                return full(np.asarray(atom.val))
+            return env[atom]
 
         jaxprs.evaluate(self.eqns, env, lift=full)
         rows = [list(map(array_of, row)) for row in self.a]
         return rows, list(map(array_of, self.b))
 
 
-def read_step(loop: Loop, group: Group, schedule: CarrySchedule, constants: Env) -> AffineStep:
+def read_step(
+    loop: Loop,
+    group: Group,
+    schedule: CarrySchedule,
+    constants: Env,
+) -> AffineStep:
     """Returns the affine step of a group of carries, of the simplest kind.
 
     Args:
@@ -131,7 +138,11 @@ def read_step(loop: Loop, group: Group, schedule: CarrySchedule, constants: Env)
     )
 
 
-def read_diagonal(loop: Loop, group: Group, eqns: Iterable[Eqn]) -> AffineStep:
+def read_diagonal(
+    loop: Loop,
+    group: Group,
+    eqns: Iterable[Eqn],
+) -> AffineStep:
     """Returns the affine step of carries whose Jacobian is diagonal, or a small matrix for each element.
 
     Args:
@@ -183,7 +194,9 @@ class _Reader:
 
     def sum_of(self, atom: Atom) -> list[Atom]:
         """Returns the coefficients of a value, and its offset."""
-        return self._sums[atom] if jaxprs.is_in(atom, self._sums) else [*self._zeros, atom]
+        if jaxprs.is_in(atom, self._sums):
+            return self._sums[atom]
+        return [*self._zeros, atom]
 
     def read(self, eqn: Eqn) -> None:
         moves = [jaxprs.is_in(atom, self._sums) for atom in eqn.invars]

@@ -38,12 +38,17 @@ def all_finite(arrays: Sequence[Any]) -> Any:
     ] = {}  # of each type: one sum for arrays of equal shapes is fewer kernels to compile
     for a in arrays:
         kind = jnp.shape(a), jnp.result_type(a)
-        zeros[kind] = a * 0 + zeros[kind] if kind in zeros else a * 0
+        zero = a * 0
+        zeros[kind] = zero + zeros[kind] if kind in zeros else zero
     return reduce(jnp.logical_and, [jnp.sum(z) == 0 for z in zeros.values()])
 
 
 @all_finite.def_vmap
-def _(size: int, batched: Any, arrays: Sequence[Any]) -> tuple[Any, bool]:
+def _(
+    size: int,
+    batched: Any,
+    arrays: Sequence[Any],
+) -> tuple[Any, bool]:
     return all_finite(
         arrays
     ), False  # one condition for the whole batch: `vmap` of a condition runs both branches

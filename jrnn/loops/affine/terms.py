@@ -146,7 +146,12 @@ class AxisLabels:
     def labels_in(self, terms: Iterable[Term]) -> set[int]:
         return set().union(*map(self.labels_of, factors_in(terms)))
 
-    def with_another(self, labels: Iterable[Label], label: Label, other: Label) -> Labels:
+    def with_another(
+        self,
+        labels: Iterable[Label],
+        label: Label,
+        other: Label,
+    ) -> Labels:
         """Returns labels with another one, or with none, in place of one of them."""
         return tuple(other if l == label else l for l in self.resolved(labels))
 
@@ -192,7 +197,12 @@ class AxisLabels:
             label is not None and label not in self.axes and self.size[label] <= _LONGEST_UNROLLED
         )
 
-    def _at_index(self, value: AffineSum, label: Label, index: int) -> AffineSum:
+    def _at_index(
+        self,
+        value: AffineSum,
+        label: Label,
+        index: int,
+    ) -> AffineSum:
         """The value at an index of an axis."""
         label = self.find(label)
         labels = self.with_another(value.labels, label, None)
@@ -218,8 +228,10 @@ class AxisLabels:
 
         for row in rows_of(terms, rows):
             new_terms = tuple(map(changed, row.terms))
-            is_same = all(map(_are_same, new_terms, row.terms))
-            rows[row] = row if is_same else self._rows.setdefault((row, *key), Row(new_terms))
+            if all(map(_are_same, new_terms, row.terms)):
+                rows[row] = row
+            else:
+                rows[row] = self._rows.setdefault((row, *key), Row(new_terms))
         return tuple(map(changed, terms))
 
     def _own_factor_with(
@@ -285,7 +297,9 @@ def factors_of(factors: Iterable[Factor], known: Collection[Factor] = ()) -> dic
 
 
 def _in_order(
-    roots: Iterable[T], read_by: Callable[[T], Sequence[T]], known: Collection[T] = ()
+    roots: Iterable[T],
+    read_by: Callable[[T], Sequence[T]],
+    known: Collection[T] = (),
 ) -> dict[T, None]:
     """Returns nodes and all that they read, each once and after what it reads, without what is known.
 

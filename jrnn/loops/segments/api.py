@@ -150,7 +150,12 @@ def _communicates(closed: ClosedJaxpr, shard: TimeShard) -> bool:
     return bool(named)
 
 
-def _stages(closed: ClosedJaxpr, n_carry: int, steps: int, shard: TimeShard) -> list[CarryStage]:
+def _stages(
+    closed: ClosedJaxpr,
+    n_carry: int,
+    steps: int,
+    shard: TimeShard,
+) -> list[CarryStage]:
     """Returns the stages of the loop, which are read off its step with calls and checkpoints inlined."""
     program = jaxprs.inlined(closed, jaxprs.CALLS_AND_CHECKPOINTS)
     loop = ScanParams(closed, 0, n_carry, steps, shard.reverse).loop(program)
@@ -159,7 +164,12 @@ def _stages(closed: ClosedJaxpr, n_carry: int, steps: int, shard: TimeShard) -> 
     return stages(loop, known, shard.count)
 
 
-def _loop(closed: ClosedJaxpr, n_carry: int, steps: int, shard: TimeShard) -> tuple[Loop, Values]:
+def _loop(
+    closed: ClosedJaxpr,
+    n_carry: int,
+    steps: int,
+    shard: TimeShard,
+) -> tuple[Loop, Values]:
     """Returns the loop to run, and the values of its constants.
 
     With `check_vma`, constants that are the same on all devices become varying before the loop. Otherwise JAX sums their
@@ -191,7 +201,12 @@ def _loop(closed: ClosedJaxpr, n_carry: int, steps: int, shard: TimeShard) -> tu
     return loop, [*map(jnp.asarray, varying.consts), *consts]
 
 
-def _varying_constant(program: jaxprs.Program, shard: TimeShard, name: Var, value: Array) -> Array:
+def _varying_constant(
+    program: jaxprs.Program,
+    shard: TimeShard,
+    name: Var,
+    value: Array,
+) -> Array:
     """Casts a constant, unless equations with a jaxpr inside read it: the types in that jaxpr are fixed."""
     if not is_smooth(value):
         is_extended = jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.extended)
@@ -206,7 +221,10 @@ def _varying_constant(program: jaxprs.Program, shard: TimeShard, name: Var, valu
 
 
 def _verified(
-    in_order: Sequence[CarryStage], closed: ClosedJaxpr, n_carry: int, shard: TimeShard
+    in_order: Sequence[CarryStage],
+    closed: ClosedJaxpr,
+    n_carry: int,
+    shard: TimeShard,
 ) -> list[CarryStage]:
     """Returns the stages; all are handed from device to device if a summary disagrees with the loop on random numbers."""
 
@@ -247,7 +265,11 @@ def _verified(
     return [replace(stage, kind="opaque", forms=(), why=note) for stage in in_order]
 
 
-def _note_stages(in_order: Sequence[CarryStage], shard: TimeShard, strict: bool) -> None:
+def _note_stages(
+    in_order: Sequence[CarryStage],
+    shard: TimeShard,
+    strict: bool,
+) -> None:
     """Notes how the loop is divided, for `explain`."""
     notes = [f"time over {shard.count} devices along {shard.axis!r}"]
     for stage in in_order:

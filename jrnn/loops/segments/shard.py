@@ -96,7 +96,12 @@ class TimeShard:
 
         return list(map(functools.partial(_sent, send), values))
 
-    def at(self, position: Array | int, values: Values, otherwise: Values) -> Values:
+    def at(
+        self,
+        position: Array | int,
+        values: Values,
+        otherwise: Values,
+    ) -> Values:
         """Returns values on the device at a position, and others elsewhere."""
         return [jnp.where(self.position == position, a, b) for a, b in zip(values, otherwise)]
 
@@ -107,7 +112,10 @@ class TimeShard:
         return lax.psum(jnp.where(condition, 0, 1), (*axes, *others)) == 0
 
     def one_after_another(
-        self, first: Values, end: Callable[[Values], Values], alone: bool
+        self,
+        first: Values,
+        end: Callable[[Values], Values],
+        alone: bool,
     ) -> Values:
         """Returns the starts of segments that run one after the other.
 

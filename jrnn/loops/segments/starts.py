@@ -46,25 +46,46 @@ class Segment:
     loop: Loop
     run: RunScan
 
-    def whole(self, consts: Values, start: Values, xs: Values) -> tuple[Values, Values]:
+    def whole(
+        self,
+        consts: Values,
+        start: Values,
+        xs: Values,
+    ) -> tuple[Values, Values]:
         """Returns the last carry and the outputs."""
         return self._of(range(len(start)), self.loop.ys, consts, start, xs)
 
-    def end(self, stage: CarryStage, consts: Values, start: Values, xs: Values) -> Values:
+    def end(
+        self,
+        stage: CarryStage,
+        consts: Values,
+        start: Values,
+        xs: Values,
+    ) -> Values:
         """Returns the last carries of a stage."""
         last, _ = self._of(stage.reads, (), consts, start, xs)
         ends = dict(zip(stage.reads, last))
         return jaxprs.take(ends, stage.carry)
 
     def _of(
-        self, carry: Sequence[int], ys: Sequence[Atom], consts: Values, start: Values, xs: Values
+        self,
+        carry: Sequence[int],
+        ys: Sequence[Atom],
+        consts: Values,
+        start: Values,
+        xs: Values,
     ) -> tuple[Values, Values]:
         """Runs the part of the loop that makes some of the carries and outputs."""
         step, inputs = self._part(carry, ys, consts, start, xs)
         return self.run(step, jaxprs.take(start, carry), inputs, self.loop.length)
 
     def _part(
-        self, carry: Sequence[int], ys: Sequence[Atom], consts: Values, start: Values, xs: Values
+        self,
+        carry: Sequence[int],
+        ys: Sequence[Atom],
+        consts: Values,
+        start: Values,
+        xs: Values,
     ) -> tuple[Callable[[Values, Values], tuple[Values, Values]], Values]:
         """Returns the step of some of the carries and outputs, and the inputs that it reads."""
         loop = self.loop
@@ -80,12 +101,23 @@ class Segment:
 
         return step, jaxprs.take(inputs, part.xs)
 
-    def matrices(self, stage: CarryStage, consts: Values, start: Values, xs: Values) -> Matrices:
+    def matrices(
+        self,
+        stage: CarryStage,
+        consts: Values,
+        start: Values,
+        xs: Values,
+    ) -> Matrices:
         """Returns A of each group of carries of a stage."""
         return [self._matrix(stage, form, consts, start, xs) for form in stage.forms]
 
     def _matrix(
-        self, stage: CarryStage, transition: Blocks, consts: Values, start: Values, xs: Values
+        self,
+        stage: CarryStage,
+        transition: Blocks,
+        consts: Values,
+        start: Values,
+        xs: Values,
     ) -> Array:
         """Returns A of a group of carries: the linear part of the step, applied to a basis at every step.
 
@@ -148,7 +180,10 @@ class Solver:
         return any(stage.kind == "affine" for stage in self.stages)
 
     def starts(
-        self, consts: Values, init: Values, xs: Values
+        self,
+        consts: Values,
+        init: Values,
+        xs: Values,
     ) -> tuple[Values, list[Matrices], Array | bool]:
         """Returns this device's start, A of each stage, and whether all of it is finite."""
         start = list(init)
@@ -271,7 +306,11 @@ def end_of_stage(
     return jaxprs.take(new, carry)
 
 
-def stages(loop: Loop, constants: Env, count: int) -> list[CarryStage]:
+def stages(
+    loop: Loop,
+    constants: Env,
+    count: int,
+) -> list[CarryStage]:
     """Returns the stages of a loop, each after those that it reads.
 
     Args:
@@ -299,7 +338,11 @@ def stages(loop: Loop, constants: Env, count: int) -> list[CarryStage]:
 
 
 def _kind(
-    loop: Loop, group: Group, schedule: CarrySchedule, constants: Env, count: int
+    loop: Loop,
+    group: Group,
+    schedule: CarrySchedule,
+    constants: Env,
+    count: int,
 ) -> tuple[Kind, Blocks | str | None]:
     """Returns the kind of a group of carries, and its transition or the reason why it is opaque."""
     if schedule.is_overwritten(group):

@@ -68,7 +68,11 @@ class AffineCall:
     block_steps: ClassVar[int] = BLOCK
 
     def run(
-        self, consts: Sequence[Array], init: Sequence[Array], xs: Sequence[Array], length: int
+        self,
+        consts: Sequence[Array],
+        init: Sequence[Array],
+        xs: Sequence[Array],
+        length: int,
     ) -> Results:
         """Computes what the kernel reads for all steps, calls it, and computes the rest.
 
@@ -106,9 +110,11 @@ class AffineCall:
         jaxprs.evaluate(sums.eqns, totals)
         for i, atoms in step.sums.items():
             last[i] = init[i]
-            for a in atoms:
-                is_literal = jaxprs.is_literal(a)
-                last[i] = last[i] + (length * jaxprs.value({}, a) if is_literal else totals[a])
+            for atom in atoms:
+                if jaxprs.is_literal(atom):
+                    last[i] = last[i] + length * jaxprs.value({}, atom)
+                else:
+                    last[i] = last[i] + totals[atom]
         ys = [jaxprs.stack(a, env, stacked, length) for a in loop.ys]
         return jaxprs.take(last, range(len(init))), ys
 
@@ -128,7 +134,11 @@ class Sums:
     eqns: tuple[Eqn, ...]
 
     @staticmethod
-    def of(loop: Loop, added: Sequence[Var], numbers: Collection[Var]) -> Sums:
+    def of(
+        loop: Loop,
+        added: Sequence[Var],
+        numbers: Collection[Var],
+    ) -> Sums:
         """Returns the sums of values. The kernel sums `numbers`, and so what arrays are made of that are made of these."""
         producers = jaxprs.producers(loop.eqns)
         through = set[int]()
@@ -173,7 +183,8 @@ def affine_call(step: ScalarStep) -> AffineCall:
     added = jaxprs.variables(itertools.chain.from_iterable(step.sums.values()))
     sums = Sums.of(loop, added, numbers)
     targets = [*jaxprs.variables(loop.ys), *sums.outer]
-    eqns_after, read = jaxprs.needed(loop.eqns, targets, {*loop.consts, *loop.xs, *numbers})
+    given = {*loop.consts, *loop.xs}
+    eqns_after, read = jaxprs.needed(loop.eqns, targets, given.union(numbers))
     outs = tuple(dict.fromkeys(filter(numbers.__contains__, read)))
     after, _ = jaxprs.needed(known, [*outs, *sums.inner], there)
     products = _only_summed(after, sums.inner, outs)
@@ -181,7 +192,10 @@ def affine_call(step: ScalarStep) -> AffineCall:
 
     summands = []
     for v in sums.inner:
-        summands.append(Instruction.of(products[v]).operands if v in products else (v,))
+        if v in products:
+            summands.append(Instruction.of(products[v]).operands)
+        else:
+            summands.append((v,))
     instructions = Instructions(
         before=[*map(Instruction.of, before), *recurrence],
         affine=[Instruction.of(e) for e in step.eqns if is_known(e, step.dtype, OF_STEPS)],
@@ -193,7 +207,7 @@ def affine_call(step: ScalarStep) -> AffineCall:
     program = encoded(step, instructions, coefficients, summands, outs)
 
     varying = loop.varying
-    eqns_before, _ = jaxprs.needed(loop.eqns, program.stacks, {*loop.consts, *loop.xs})
+    eqns_before, _ = jaxprs.needed(loop.eqns, program.stacks, given)
     outer = [e for e in (*eqns_before, *eqns_after) if e.outvars[0] in varying]
     return AffineCall(
         step=step,
@@ -221,10 +235,18 @@ def _check(step: ScalarStep) -> None:
         )
 
 
-def _only_summed(eqns: Sequence[Eqn], sums: Sequence[Var], outs: Sequence[Var]) -> dict[Var, Eqn]:
+def _only_summed(
+    eqns: Sequence[Eqn],
+    sums: Sequence[Var],
+    outs: Sequence[Var],
+) -> dict[Var, Eqn]:
     """Returns the products that nothing reads but a sum, by their results."""
     read = set(outs)
     for eqn in eqns:
         read.update(jaxprs.inputs(eqn))
-    products = {e.outvars[0]: e for e in eqns if e.primitive.name == "mul"}
-    return {v: e for v, e in products.items() if v in sums and v not in read}
+    products = {}
+    for eqn in eqns:
+        v = eqn.outvars[0]
+        if eqn.primitive.name == "mul" and v in sums and v not in read:
+            products[v] = eqn
+    return products

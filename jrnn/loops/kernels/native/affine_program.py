@@ -54,27 +54,39 @@ class Instructions(NamedTuple):
 
 
 def key_of(atom: Atom) -> Key:
-    return repr(float(atom.val)) if jaxprs.is_literal(atom) else atom
+    if jaxprs.is_literal(atom):
+        return repr(float(atom.val))
+    return atom
 
 
 def operation_of(eqn: Eqn) -> tuple[str, int] | None:
     """Returns the kernel's name of an operation, and the direction in which it reads the operands; or None."""
     name = eqn.primitive.name
-    reads_booleans = eqn.invars[:1] and eqn.invars[0].aval.dtype == jnp.bool_
+    reads_booleans = bool(eqn.invars) and eqn.invars[0].aval.dtype == jnp.bool_
     if primitives.is_retyping(eqn) or (name == "convert_element_type" and reads_booleans):
         return "copy", 1
     if name == "integer_pow":
-        return ("square", 1) if eqn.params["y"] == 2 else None
+        if eqn.params["y"] == 2:
+            return "square", 1
+        return None
     if name in OF_BOOLEANS:
-        return (OF_BOOLEANS[name], 1) if reads_booleans else None
+        if reads_booleans:
+            return OF_BOOLEANS[name], 1
+        return None
     if name == "select_n" and (len(eqn.invars) != 3 or not reads_booleans):
         return None
     if name in SWAPPED:
         return SWAPPED[name], -1
-    return (ELEMENTWISE[name], 1) if name in ELEMENTWISE else None
+    if name in ELEMENTWISE:
+        return ELEMENTWISE[name], 1
+    return None
 
 
-def is_known(eqn: Eqn, dtype: Any, names: Collection[str] = OPCODES) -> bool:
+def is_known(
+    eqn: Eqn,
+    dtype: Any,
+    names: Collection[str] = OPCODES,
+) -> bool:
     """Returns True for one of some operations on single numbers of a type, and on booleans, which are 0 and 1."""
     operation = operation_of(eqn)
     if operation is None or operation[0] not in names:
@@ -138,8 +150,9 @@ def encoded(
     constants = []
     stacks = []
     for v in keys:
-        from_outside = (v in in_steps and v not in of_step) or (v in in_tile and v not in of_tile)
-        if isinstance(v, Var) and from_outside:
+        is_outside_step = v in in_steps and v not in of_step
+        is_outside_tile = v in in_tile and v not in of_tile
+        if isinstance(v, Var) and (is_outside_step or is_outside_tile):
             if v not in varying:
                 constants.append(v)
             elif v in in_tile:
@@ -160,7 +173,8 @@ def encoded(
     for part, registers in ((before, tile), (affine, numbers), (after, tile)):
         for i in part:
             read = jaxprs.take(registers, i.operands)
-            program += [OPCODES[i.operation], registers[i.out], *read, *[0] * (3 - len(read))]
+            unused = [0] * (3 - len(read))
+            program += [OPCODES[i.operation], registers[i.out], *read, *unused]
     program += [*jaxprs.take(tile, step.inputs), *jaxprs.take(numbers, ends)]
     for summands in sums:
         program += [*jaxprs.take(tile, summands), -1][:2]

@@ -122,19 +122,27 @@ def affine_step(loop: Loop) -> ScalarStep:
 
 
 def _values(
-    loop: Loop, sums: Mapping[int, Sequence[Atom]], carry: Sequence[Var], affine: Mapping[Var, Eqn]
+    loop: Loop,
+    sums: Mapping[int, Sequence[Atom]],
+    carry: Sequence[Var],
+    affine: Mapping[Var, Eqn],
 ) -> list[Var]:
     """Returns the fewest steps from outputs and sums: affine values, and carries, that they are computed from."""
     targets = jaxprs.variables([*loop.ys, *itertools.chain.from_iterable(sums.values())])
     # What changes a sign is computed from what it changes.
-    named = {v for v, eqn in affine.items() if not _is_sign(eqn) or v in targets}
-    named.update(carry)
+    named = {*carry}
+    for v, eqn in affine.items():
+        if v in targets or not _is_sign(eqn):
+            named.add(v)
     _, read = jaxprs.needed(loop.eqns, targets, {*loop.consts, *loop.xs, *named})
     return list(filter(named.__contains__, read))
 
 
 def _inputs(
-    loop: Loop, carry: Sequence[Var], results: Sequence[Atom], varying: Collection[Var]
+    loop: Loop,
+    carry: Sequence[Var],
+    results: Sequence[Atom],
+    varying: Collection[Var],
 ) -> tuple[Sequence[Var], Sequence[Eqn]]:
     """Returns which of some varying values the results are computed from, and the equations that do so."""
     inputs = {*varying}.difference(carry)
@@ -168,7 +176,10 @@ def _is_read(loop: Loop, i: int) -> bool:
 
 
 def _affine_values(
-    loop: Loop, carry: Collection[Var], on_carry: set[Var], varying: Collection[Var]
+    loop: Loop,
+    carry: Collection[Var],
+    on_carry: set[Var],
+    varying: Collection[Var],
 ) -> dict[Var, Eqn]:
     """Returns the equations of values that are affine in what varies and read the carry, by their results."""
     affine_values: dict[Var, Eqn] = {}
