@@ -83,6 +83,16 @@ def test_products_with_one_and_sums_with_zero_are_not_written():
     assert (affine.a[0][0].val, affine.b[0].val) == (1, 0) and not affine.eqns
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "complex64"])
+def test_coefficients_that_are_numbers_have_the_type_of_the_carry(dtype):
+    vector = jax.ShapeDtypeStruct((N,), dtype)
+    loop = loop_of(lambda h, x: (0.5 * h + 1,), vector, vector)
+    a, b = diagonal_step(loop, (0,)).values({}, jnp.zeros(N, dtype))
+    for values, number in ((a[0][0], 0.5), (b[0], 1)):
+        assert values.dtype == dtype
+        np.testing.assert_array_equal(values, np.full(N, number, dtype))
+
+
 def test_an_infinite_factor_leaves_the_offset_alone():
     """The derivative at 0 made of it `inf * 0 + x`."""
     loop = loop_of(lambda h, x: (jnp.exp(x) * h + x,), VECTOR, VECTOR)

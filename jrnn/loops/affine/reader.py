@@ -95,7 +95,7 @@ class AffineStep:
 
         def array_of(atom: Atom) -> Array:
             if jaxprs.is_literal(atom):
-                return full(np.asarray(atom.val))
+                return full(np.asarray(atom.val, atom.aval.dtype))
             return env[atom]
 
         jaxprs.evaluate(self.eqns, env, lift=full)
