@@ -13,6 +13,7 @@ Shapes: T time, K carries that are solved together.
 from __future__ import annotations
 
 import itertools
+import operator
 from typing import Any
 
 import jax
@@ -52,7 +53,7 @@ def solve_loop(
         a, b = jax.vmap(coefficients, axis_size=length)(part.stacks)
         if loop.reverse:
             a, b = jax.tree.map(_reversed, (a, b))
-        moved = rounds.matvec(jax.tree.map(_first, a), first)
+        moved = rounds.matvec(jax.tree.map(operator.itemgetter(0), a), first)
         for k, (offsets, at_start) in enumerate(zip(b, moved)):
             # The first offset becomes the first state, so that the first coefficient is not used.
             state = offsets[0] + at_start
@@ -123,10 +124,6 @@ def why_not_automatic(loop: Loop, least_steps: int) -> str | None:
     if max(of_values, default=0) > sum(map(jaxprs.nbytes, in_and_out)):
         return "values of a step are larger than what goes in and out of it"  # the stacks would need much memory
     return None
-
-
-def _first(value: Array) -> Array:
-    return value[0]
 
 
 def _reversed(value: Array) -> Array:

@@ -230,17 +230,16 @@ def _through(eqn: Eqn, known: Mapping[Var, Reads]) -> list[Reads]:
 
 def why_no_jacobian(closed: Any, carry: Values) -> str | None:
     """Returns the reason why a step has no Jacobian, or may not be evaluated for all steps at once; or None."""
-    eqns = list(jaxprs.all_equations(closed.jaxpr))
-    why = None
-    if not carry:
-        why = "nothing is carried"
-    elif closed.effects:
-        why = "it has side effects"
-    elif any(map(primitives.draws_differently_under_vmap, eqns)):
-        why = "only threefry keys draw the same numbers under vmap"
-    elif any(eqn.primitive.name.startswith("custom_vjp_call") for eqn in eqns):
-        why = "a function with jax.custom_vjp has no forward-mode derivative; define it with jax.custom_jvp"
     for value in carry:
         if not jnp.issubdtype(value.dtype, jnp.floating):
-            why = f"a carry is {value.dtype}, and only real floating-point carries have a Jacobian"
-    return why
+            return f"a carry is {value.dtype}, and only real floating-point carries have a Jacobian"
+    if not carry:
+        return "nothing is carried"
+    if closed.effects:
+        return "it has side effects"
+    for eqn in jaxprs.all_equations(closed.jaxpr):
+        if primitives.draws_differently_under_vmap(eqn):
+            return "only threefry keys draw the same numbers under vmap"
+        if eqn.primitive.name.startswith("custom_vjp_call"):
+            return "a function with jax.custom_vjp has no forward-mode derivative; define it with jax.custom_jvp"
+    return None

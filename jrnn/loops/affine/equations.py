@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,20 +14,16 @@ from jax import numpy as jnp
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
 from jrnn.loops.affine.carries import ON_INPUTS
-from jrnn.loops.affine.like_terms import added_up, bounded
+from jrnn.loops.affine.contractions import Contractions, products
+from jrnn.loops.affine.like_terms import added_up
 from jrnn.loops.affine.terms import (
     AffineSum,
-    AxisLabels,
     Factor,
     Label,
     Labels,
-    Product,
-    Row,
     Term,
-    Terms,
     factors_in,
     factors_of,
-    taken,
 )
 from jrnn.loops.affine.varying import long_axes, sources_of, varying_axes
 from jrnn.loops.ir import CARRY, Unsupported
@@ -38,7 +34,7 @@ _LONGEST_CONSTANT = 16  # equations that compute a constant
 _MOST_FACTORS = 32  # of a known value: each use has a copy of them
 
 
-class Forms(AxisLabels):
+class Forms(Contractions):
     """The forms of the values of a step that depend on one carry, or on several that read each other.
 
     Attributes:
@@ -150,9 +146,8 @@ class Forms(AxisLabels):
         if name == "neg":
             return self._form(first).scaled(sign=-1)
         if name == "mul":
-            if moves[1]:
-                return self._times(others[0], self._form(first), first)
-            return self._times(first, self._form(others[0]), others[0])
+            value, known = eqn.invars[::-1] if moves[1] else eqn.invars
+            return self._times(value, self._form(known), known)
         if name == "div":
             return self._times(first, self._factor(others[0], "reciprocal"), others[0])
         if name == "select_n":
@@ -199,59 +194,7 @@ class Forms(AxisLabels):
             if len(other.terms) != 1 or other.terms[0].sign != 1:
                 factor = Factor(other_atom, other.labels)
                 other = AffineSum(other.labels, (Term(None, (factor,)),))
-        return replace(value, labels=labels, terms=_products(value.terms, other.terms))
-
-    def _as_one_row(self, value: AffineSum, labels: Iterable[Label]) -> AffineSum:
-        """Makes a sum of rows one row, before it is spread over an axis that it does not have, as in an outer product."""
-        new = {*self.resolved(labels)} - {None, *self.resolved(value.labels)}
-        is_one_row = len(value.terms) == 1 and not value.terms[0].factors
-        if not new or is_one_row or self.is_matrix(value):
-            return value
-        row = self._rows.setdefault(value.terms, Row(value.terms))
-        return replace(value, terms=(Term(row),))
-
-    # Contractions
-
-    def _contract(self, value: AffineSum, label: int) -> AffineSum:
-        """Sums a value over a label."""
-        label = self.find(label)
-        matrix = self.is_matrix(value)
-        if matrix and self.contracted is None and label in self.axes:
-            self.contracted = label
-        if not matrix or label != self.contracted:
-            raise Unsupported(f"a sum over a second axis of {CARRY}" if matrix else "")
-        terms = []
-        for term in value.terms:
-            is_state = term.operand in self.states
-            terms.append(term if is_state else self._contract_factors(term, label))
-        labels = tuple(l for l in value.labels if self.find(l) != label)
-        return AffineSum(labels, (Term(Row(tuple(terms))),))
-
-    def _choose_k(self, labels: Sequence[int]) -> int:
-        """Returns which of the labels that are summed over is K."""
-        return self.contracted if self.contracted in labels else labels[-1]
-
-    def _contract_factors(self, term: Term, label: int) -> Term:
-        """Sums the factors of a term that have a label; S is not in it."""
-        with_label, without_label = self._with_and_without(term.factors, label)
-        labels = self._labels_without(with_label, label)
-        return replace(term, factors=(*without_label, Factor(with_label, labels)))
-
-    def _with_and_without(self, factors: Iterable[Factor], label: Label) -> tuple[Product, Product]:
-        """Returns the factors that have a label, and the others."""
-        with_label = []
-        without_label = []
-        for factor in factors:
-            has_label = label is not None and label in self.labels_of(factor)
-            (with_label if has_label else without_label).append(factor)
-        return tuple(with_label), tuple(without_label)
-
-    def _labels_without(self, factors: Iterable[Factor], label: int) -> Labels:
-        """Returns the labels of factors, without one of these."""
-        labels: dict[Label, None] = {}
-        for factor in factors:
-            labels.update(dict.fromkeys(self.resolved(factor.labels)))
-        return tuple(l for l in labels if l not in (None, label))
+        return replace(value, labels=labels, terms=products(value.terms, other.terms))
 
     def _reduce_sum(self, eqn: Eqn, value: AffineSum) -> AffineSum:
         axes = eqn.params["axes"]
@@ -317,7 +260,7 @@ class Forms(AxisLabels):
                 if axis not in summed_axes and axis not in batch_axes:
                     result_labels.append(label)
         if not moves:
-            known = self._known_terms(_products(value.terms, other.terms), over)
+            known = self._known_terms(products(value.terms, other.terms), over)
             return AffineSum(
                 labels=tuple(result_labels),
                 terms=added_up(self, (), known),
@@ -332,62 +275,6 @@ class Forms(AxisLabels):
             result = replace(result, terms=added_up(self, result.terms, more))
         self.products.append(eqn.params["precision"])
         return result
-
-    def _state_terms(
-        self,
-        value: AffineSum,
-        parts: Sequence[Term],
-        over: Label,
-    ) -> tuple[list[Term], list[Any]]:
-        """Contracts a value that depends on S with known terms: an identity in one of them renames an axis."""
-        terms = []
-        renamed = []
-        for part in parts:
-            with_label, without_label = self._with_and_without(part.factors, over)
-            identity = _identity(with_label)
-            if identity is not None:
-                scales = [f for f in part.factors if f is not identity]
-                renamed.append((*(self.labels_of(identity) - {over}), scales, part.sign))
-            elif over is not None and self._is_short(over):
-                for i in range(self.size[over]):
-                    (indexed,) = self._replaced([part], over, index=i)
-                    indexed_value = self._at_index(value, over, i)
-                    terms += self._spread(indexed_value, indexed.factors, part.sign)
-            elif over is not None:
-                row = self._contract(value.scaled(with_label), over)
-                terms += row.scaled(without_label, part.sign).terms
-            else:
-                terms += self._spread(value, part.factors, part.sign)
-        return terms, renamed
-
-    def _spread(
-        self,
-        value: AffineSum,
-        factors: Sequence[Factor],
-        sign: int,
-    ) -> Terms:
-        """Returns the terms of a product with factors that may have other axes."""
-        labels = itertools.chain.from_iterable(f.labels for f in factors)
-        return self._as_one_row(value, labels).scaled(factors, sign).terms
-
-    def _known_terms(self, terms: Iterable[Term], over: Label) -> Iterator[Term]:
-        """Sums known terms over a label; raises Unsupported if what remains is no product of vectors."""
-        for term in terms:
-            with_label, _ = self._with_and_without(term.factors, over)
-            identity = _identity(with_label)
-            if over is None:
-                yield term
-            elif identity is not None:
-                (other,) = self.labels_of(identity) - {over}
-                others = tuple(f for f in term.factors if f is not identity)
-                yield from self._replaced([replace(term, factors=others)], over, other=other)
-            elif with_label and len(self._labels_without(with_label, over)) < 2:
-                yield self._contract_factors(term, over)
-            elif with_label and self._is_short(over):
-                for i in range(self.size[over]):
-                    yield from self._replaced([term], over, index=i)
-            else:
-                raise Unsupported("")
 
     # Known values: sums of products of smaller values, where they are ones
 
@@ -431,10 +318,9 @@ class Forms(AxisLabels):
         if v not in self._positions or is_vector or not is_float or self._is_identity(v):
             return None
         eqn = self.eqns[self._positions[v]]
-        is_fixed = [False] * len(eqn.invars)
-        if eqn.primitive.name in _KNOWN or primitives.is_affine(eqn, is_fixed):
-            return eqn
-        return eqn if primitives.is_whole_view(eqn) else None
+        is_affine = primitives.is_affine(eqn, [False] * len(eqn.invars))
+        has_rule = is_affine or eqn.primitive.name in _KNOWN or primitives.is_whole_view(eqn)
+        return eqn if has_rule else None
 
     def _divided(self, v: Var, eqn: Eqn) -> AffineSum:
         """Returns a known value as a sum of products of smaller values, or as it is if there is no such sum."""
@@ -478,10 +364,7 @@ class Forms(AxisLabels):
         for factor in factors_of(factors_in(value.terms)):
             copy = factor.with_parts(own_factors) if factor.parts else factor
             own_factors[factor] = replace(copy, labels=tuple(map(renamed, factor.labels)))
-        terms = []
-        for term in value.terms:
-            terms.append(replace(term, factors=taken(own_factors, term.factors)))
-        return AffineSum(labels, tuple(terms))
+        return AffineSum(labels, tuple(term.of(own_factors) for term in value.terms))
 
     def _factor(self, atom: Atom, kind: str = "value") -> AffineSum:
         """Returns a known value as one factor."""
@@ -555,15 +438,3 @@ def _of_matrix(
     if why:
         reason += f": {why}"
     return Unsupported(reason, eqn, ON_INPUTS)
-
-
-def _identity(factors: Iterable[Factor]) -> Factor | None:
-    return next((f for f in factors if f.kind == "identity"), None)
-
-
-def _products(a: Iterable[Term], b: Sequence[Term]) -> Terms:
-    """Returns the products of all pairs of terms; raises Unsupported if there are too many."""
-    products = []
-    for x, y in itertools.product(a, b):
-        products.append(x.times(y.factors, y.sign))
-    return bounded(products)

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from jrnn import jaxprs
-from jrnn.loops.affine.terms import AxisLabels, Factor, Product, Term, Terms, factors_of, taken
+from jrnn.loops.affine.terms import AxisLabels, Factor, Product, Term, Terms, factors_of
 from jrnn.loops.ir import Unsupported
 
 _MOST_TERMS = 32
@@ -118,10 +118,10 @@ def _key(labels: AxisLabels, factor: Factor) -> int:
         if part.kind == "sum":
             addends = []
             for term in operand:
-                addends.append((term.sign, *taken(labels.numbers, term.factors)))
+                addends.append((term.sign, *jaxprs.take(labels.numbers, term.factors)))
             operand = tuple(addends)
         elif isinstance(operand, tuple):
-            operand = taken(labels.numbers, operand)
+            operand = tuple(jaxprs.take(labels.numbers, operand))
         elif jaxprs.is_literal(operand):
             is_number = not operand.aval.shape
             value = np.asarray(operand.val).item() if is_number else id(operand)

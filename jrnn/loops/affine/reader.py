@@ -82,7 +82,7 @@ class AffineStep:
     blocks: Blocks
     eqns: Sequence[Eqn] = ()
 
-    def values(self, env: Env, like: Array) -> tuple[list[list[Array]], list[Array]]:
+    def values(self, env: Env, like: Array) -> tuple[list[Values], Values]:
         """Returns the values of a and b of a diagonal step.
 
         Args:

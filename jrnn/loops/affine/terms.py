@@ -58,11 +58,8 @@ class Factor:
     def with_parts(self, changed: Mapping[Factor, Factor]) -> Factor:
         """Returns the factor with other parts."""
         if self.kind != "sum":
-            return replace(self, operand=taken(changed, self.operand))
-        terms = []
-        for term in self.operand:
-            terms.append(replace(term, factors=taken(changed, term.factors)))
-        return replace(self, operand=tuple(terms))
+            return replace(self, operand=tuple(jaxprs.take(changed, self.operand)))
+        return replace(self, operand=tuple(term.of(changed) for term in self.operand))
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +80,10 @@ class Term:
 
     def times(self, factors: Iterable[Factor], sign: int = 1) -> Term:
         return replace(self, factors=(*self.factors, *factors), sign=self.sign * sign)
+
+    def of(self, changed: Mapping[Factor, Factor]) -> Term:
+        """Returns the term with other factors."""
+        return replace(self, factors=tuple(jaxprs.take(changed, self.factors)))
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,7 @@ class AxisLabels:
             for part in factors_of(term.factors, factors):
                 factors[part] = self._own_factor_with(part, factors, *key)
             operand = rows.get(term.operand, term.operand)
-            return replace(term, factors=taken(factors, term.factors), operand=operand)
+            return replace(term.of(factors), operand=operand)
 
         for row in rows_of(terms, rows):
             new_terms = tuple(map(changed, row.terms))
@@ -264,10 +265,6 @@ class AxisLabels:
 
 def factors_in(terms: Iterable[Term]) -> list[Factor]:
     return list(itertools.chain.from_iterable(term.factors for term in terms))
-
-
-def taken(values: Mapping[Factor, T], factors: Iterable[Factor]) -> tuple[T, ...]:
-    return tuple(map(values.__getitem__, factors))
 
 
 def _are_same(a: Term, b: Term) -> bool:

@@ -33,7 +33,7 @@ from jrnn.loops.kernels.native.affine_program import (
     known_from_values,
     operands_of,
 )
-from jrnn.loops.kernels.native.affine_step import ScalarStep
+from jrnn.loops.kernels.native.affine_step import Equations, ScalarStep, Variables
 from jrnn.loops.passes.sums import linear_region
 
 # affine.h has the same numbers
@@ -59,10 +59,10 @@ class AffineCall:
     """
 
     step: ScalarStep
-    outs: tuple[Var, ...]
+    outs: Variables
     sums: Sums
-    tile_eqns: tuple[Eqn, ...]
-    outer_eqns: tuple[Eqn, ...]
+    tile_eqns: Equations
+    outer_eqns: Equations
     encoded: Encoded
     level: int = 0
     block_steps: ClassVar[int] = BLOCK
@@ -129,9 +129,9 @@ class Sums:
         eqns: linear equations from these sums to others.
     """
 
-    inner: tuple[Var, ...]
-    outer: tuple[Var, ...]
-    eqns: tuple[Eqn, ...]
+    inner: Variables
+    outer: Variables
+    eqns: Equations
 
     @staticmethod
     def of(
@@ -147,12 +147,11 @@ class Sums:
             region = None
             if v not in numbers:
                 region = linear_region(v, producers, numbers, ("add_any", "concatenate"))
-            eqns, ends = region or ((), [v])
-            if region is not None and not all(jaxprs.is_in(a, numbers) for a in ends):
-                eqns = ()
-                ends = [v]
-            through.update(map(id, eqns))
-            sources.update(dict.fromkeys(ends))
+            if region is not None and all(jaxprs.is_in(a, numbers) for a in region[1]):
+                through.update(map(id, region[0]))
+                sources.update(dict.fromkeys(region[1]))
+            else:
+                sources[v] = None
         return Sums(
             inner=tuple(filter(numbers.__contains__, sources)),
             outer=tuple(v for v in sources if v not in numbers),

@@ -11,7 +11,7 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
-from jrnn.loops.kernels.native.affine_step import ScalarStep
+from jrnn.loops.kernels.native.affine_step import ScalarStep, Variables
 from jrnn.loops.kernels.native.encoder import OPCODES
 from jrnn.loops.kernels.native.steps import ELEMENTWISE, OF_BOOLEANS, SWAPPED
 
@@ -113,8 +113,8 @@ def known_from_values(step: ScalarStep) -> list[Eqn]:
 class Encoded(NamedTuple):
     """The program of an affine loop, which `src/entry.cpp` reads, with the variables that it reads, sums and stores."""
 
-    constants: tuple[Var, ...]
-    stacks: tuple[Var, ...]
+    constants: Variables
+    stacks: Variables
     program: np.ndarray
     literals: np.ndarray
 

@@ -19,8 +19,13 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
+from jrnn.loops.affine.carries import Group
 from jrnn.loops.ir import Loop, Unsupported
 from jrnn.loops.passes.sums import added_to_carries
+
+Variables = tuple[Var, ...]
+Equations = tuple[Eqn, ...]
+Added = dict[int, tuple[Atom, ...]]  # what is added to carries, by position
 
 
 @dataclass(frozen=True)
@@ -40,11 +45,11 @@ class ScalarStep:
     """
 
     loop: Loop
-    carries: tuple[int, ...]
-    sums: Mapping[int, Sequence[Atom]]
-    inputs: tuple[Var, ...]
-    values: tuple[Var, ...]
-    eqns: tuple[Eqn, ...]
+    carries: Group
+    sums: Added
+    inputs: Variables
+    values: Variables
+    eqns: Equations
     dtype: Any
 
     @property
@@ -123,7 +128,7 @@ def affine_step(loop: Loop) -> ScalarStep:
 
 def _values(
     loop: Loop,
-    sums: Mapping[int, Sequence[Atom]],
+    sums: Added,
     carry: Sequence[Var],
     affine: Mapping[Var, Eqn],
 ) -> list[Var]:
@@ -154,7 +159,7 @@ def _is_number(v: Var) -> bool:
     return v.aval.dtype in (jnp.float32, jnp.float64) and not v.aval.shape
 
 
-def _sums(loop: Loop) -> dict[int, Sequence[Atom]]:
+def _sums(loop: Loop) -> Added:
     """Returns the carries that only add what other carries determine, or that are no numbers, and their values."""
     added = {}
     for i, values in added_to_carries(loop).items():
