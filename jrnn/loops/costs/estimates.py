@@ -206,7 +206,6 @@ class Estimator:
     ):
         self.loop = loop
         self.machine = machine
-        self.moving = loop.varying
         self.carried = {*loop.carry}
         self.size = _Sizes().__getitem__
         self.updates: set[Var] = set()
@@ -370,7 +369,7 @@ class Estimator:
                 all_steps_seconds=self._call_seconds(eqn, True, False),
                 call_seconds=call_seconds(eqn, self.machine),
                 all_steps_call_seconds=call_seconds(eqn, self.machine, True),
-                packing_seconds=packing_seconds(eqn, self.moving, self.loop.xs, self.machine),
+                packing_seconds=packing_seconds(eqn, self.loop.varying, self.loop.xs, self.machine),
             )
         else:
             facts = facts._replace(seconds=element_seconds(eqn, self.machine))
@@ -390,7 +389,7 @@ class Estimator:
             return indexing_seconds(eqn, all_steps, in_place, self.machine)
         if any(jaxprs.sub_jaxprs(eqn)):
             return self._inner_seconds(eqn)
-        return product_seconds(eqn, self.moving if all_steps else None, self.machine)
+        return product_seconds(eqn, self.loop.varying if all_steps else None, self.machine)
 
     def inside(self, jaxpr: Any) -> Costs:
         """Returns what the equations of an inner loop or branch cost, once."""

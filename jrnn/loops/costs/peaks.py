@@ -39,7 +39,6 @@ class Estimator(Protocol):
 
     loop: Loop
     carried: set[Var]
-    moving: frozenset[Var]
     size: Callable[[Var], int]
 
     def inner_bytes(self, eqn: Eqn) -> int: ...
@@ -342,7 +341,7 @@ def _slices(
 ) -> set[Var]:
     """Returns the inputs of a step that calls read: XLA copies each from its stack."""
     not_inputs = producers.keys() | estimator.carried
-    return {v for v in read if v in estimator.moving and v not in not_inputs}
+    return {v for v in read if v in estimator.loop.varying and v not in not_inputs}
 
 
 def _inner_bytes(estimator: Estimator, eqn: Eqn, all_steps: bool) -> int:
@@ -362,6 +361,6 @@ def _inner_bytes(estimator: Estimator, eqn: Eqn, all_steps: bool) -> int:
     transposed_bytes = 0
     for atom, axes in zip(eqn.invars, contracted):
         is_last_axis = tuple(axes) == (atom.aval.ndim - 1,)
-        if jaxprs.is_in(atom, estimator.moving) and not is_last_axis:
+        if jaxprs.is_in(atom, estimator.loop.varying) and not is_last_axis:
             transposed_bytes += estimator.size(atom)
     return transposed_bytes

@@ -99,11 +99,10 @@ def is_known(
 
 def known_from_values(step: ScalarStep) -> list[Eqn]:
     """Returns the equations of a step that the kernel can compute for a tile of steps once it has the values."""
-    moving = step.loop.on_carry
     results = {*step.values}
     eqns = list[Eqn]()
     for eqn in step.loop.eqns:
-        is_there = all(v in results for v in jaxprs.inputs(eqn) if v in moving)
+        is_there = all(v in results for v in jaxprs.inputs(eqn) if v in step.loop.on_carry)
         if is_there and eqn.outvars[0] not in results and is_known(eqn, step.dtype):
             results.add(eqn.outvars[0])
             eqns.append(eqn)

@@ -115,7 +115,7 @@ class Native:
         loop = parts.loop
         residual = parts.residual
         machine = estimator.machine
-        varying_eqns = [e for e in loop.eqns if not estimator.moving.isdisjoint(e.outvars)]
+        varying_eqns = [e for e in loop.eqns if not loop.varying.isdisjoint(e.outvars)]
         inside = estimator.part(varying_eqns, loop.outputs)
         stacks_seconds = {"stacks": estimator.trips(loop, inside)["stacks"]}
 
