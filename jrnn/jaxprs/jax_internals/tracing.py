@@ -167,6 +167,17 @@ def can_change_metadata() -> bool:
     return None not in (thread_metadata, swap_thread_metadata, set_thread_metadata)
 
 
+def tracing_options() -> tuple[Any, ...]:
+    """Returns the options of JAX that equations depend on: those of its caches of traces, without tags and observers."""
+    metadata = thread_metadata() if can_change_metadata() else None
+
+    def is_option(value: Any) -> bool:
+        return value is not metadata and not isinstance(value, list)
+
+    options = () if trace_context is None else trace_context()
+    return tuple(option if is_option(option) else None for option in options)
+
+
 def global_metadata() -> Metadata:
     """Returns the XLA metadata of threads without metadata of their own. Raises NotImplementedError if JAX lacks names."""
     if None in (_global_metadata, set_global_metadata, updated_metadata):

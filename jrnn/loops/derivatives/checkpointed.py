@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 import jax
 
 from jrnn import jaxprs
-from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS, are_arrays, cached, metadata_of, scan_p
+from jrnn.jaxprs.jax_internals import (
+    XLA_KEEPS_BARRIERS,
+    ClosedJaxpr,
+    are_arrays,
+    cached,
+    metadata_of,
+    scan_p,
+)
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.costs.bounds import MIN_GAIN, allowed_bytes, memory_bound
 from jrnn.loops.costs.constants import BRIEF_SECONDS
@@ -105,17 +112,24 @@ def _is_checkpointed(scan: ScanParams) -> bool:
 
 def _tagged(loop_tag: Tag, scan: ScanParams, count: int) -> Run:
     """Returns the loop in segments, each of them a tagged loop, without the checkpoint in its step."""
-    loop, constants = scan.inlined(jaxprs.CALLS_AND_CHECKPOINTS)
+    stored = {**scan.equation, "jaxpr": _without_checkpoints(scan)}
 
     def run(consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
         def run_segment(carry: Any, xs: Any, steps: int) -> Results:
             with tag.tagged(loop_tag):
-                return loop.run(consts, carry, xs, steps)
+                outs = scan_p.bind(*consts, *carry, *xs, **{**stored, "length": steps})
+            return outs[: len(carry)], outs[len(carry) :]
 
         size = math.ceil(length / count)
-        return scan_in_segments(run_segment, list(init), list(xs), length, size, loop.reverse)
+        return scan_in_segments(run_segment, list(init), list(xs), length, size, scan.reverse)
 
-    return scan.flat(run, constants)
+    return scan.flat(run)
+
+
+@cached(256)
+def _without_checkpoints(scan: ScanParams) -> ClosedJaxpr:
+    """Returns the step, which is one jaxpr for all segments and layers, so that JAX differentiates it once."""
+    return jaxprs.inlined(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS).closed()
 
 
 @cached(256)
@@ -155,8 +169,8 @@ def _count_segments(
         )
         stored = train_step(_tagged(loop_tag, scan, 1))
         with tag.untagged():
-            as_written, constants = scan.inlined()
-            by_jax = train_step(scan.flat(as_written.run, constants))
+            as_written = {**scan.equation, "jaxpr": scan.jaxpr}
+            by_jax = train_step(functools.partial(scan_p.bind, **as_written))
     if stored is None or by_jax is None:
         return None
     # The outputs and their cotangents are there when the reverse pass begins; later, what its loop makes at a step.

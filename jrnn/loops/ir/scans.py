@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ from jax import Array, lax
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Program
+from jrnn.jaxprs.interned import interned
 from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS, ClosedJaxpr, scan_p
 from jrnn.jaxprs.programs import Calls
 from jrnn.loops.ir import tag
@@ -39,6 +40,7 @@ class ScanParams:
         jaxpr: the step, a closed jaxpr from constants, carries and inputs to new carries and outputs.
         n_consts, n_carry: the numbers of constants and carries.
         length, reverse, unroll: those of `jax.lax.scan`.
+        equation: the parameters as JAX has them, if it is an equation of JAX.
     """
 
     jaxpr: ClosedJaxpr
@@ -47,18 +49,20 @@ class ScanParams:
     length: Length
     reverse: bool
     unroll: int = 1
+    equation: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
     def of(params: dict[str, Any]) -> ScanParams:
         """Returns the parameters of JAX's equation."""
         n_consts, n_carry = jaxprs.scan_counts(params)
         return ScanParams(
-            jaxpr=params["jaxpr"],
+            jaxpr=interned(params["jaxpr"]),
             n_consts=n_consts,
             n_carry=n_carry,
             length=params["length"],
             reverse=params["reverse"],
             unroll=params["unroll"],
+            equation=params,
         )
 
     @staticmethod
