@@ -8,7 +8,6 @@ jaxprs that are equal in all that JAX lowers and differentiates, and in all that
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -42,23 +41,18 @@ def interned(jaxpr: Any) -> Any:
     if getattr(jaxpr, "consts", ()) or jaxpr.effects:
         return jaxpr
     try:
-        key = (type(jaxpr), _structure(jaxpr_of(jaxpr)), tracing_options())
-        return _first(_Entry(key, jaxpr))
+        equals = _equals((type(jaxpr), _structure(jaxpr_of(jaxpr)), tracing_options()))
     except (TypeError, ValueError):  # not hashable, or sizes of different exported programs
         return jaxpr
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A jaxpr, which equals others with the same key."""
-
-    key: Hashable
-    jaxpr: Any = field(compare=False)
+    if not equals:
+        equals.append(jaxpr)
+    return equals[0]
 
 
 @cached(512)
-def _first(entry: _Entry) -> Any:
-    return entry.jaxpr
+def _equals(key: Hashable) -> list[Any]:
+    """Returns a list for the first jaxpr with this key."""
+    return []
 
 
 def _structure(jaxpr: Jaxpr) -> Hashable:

@@ -75,8 +75,8 @@ from jrnn.jaxprs.jax_internals.tracing import source_line as source_line
 from jrnn.jaxprs.jax_internals.tracing import swap_thread_metadata as swap_thread_metadata
 from jrnn.jaxprs.jax_internals.tracing import thread_metadata as thread_metadata
 from jrnn.jaxprs.jax_internals.tracing import trace_context as trace_context
-from jrnn.jaxprs.jax_internals.tracing import tracing_options as tracing_options
 from jrnn.jaxprs.jax_internals.tracing import traced as traced
+from jrnn.jaxprs.jax_internals.tracing import tracing_options as tracing_options
 from jrnn.jaxprs.jax_internals.tracing import updated_metadata as updated_metadata
 from jrnn.jaxprs.jax_internals.tracing import varying_axes as varying_axes
 from jrnn.jaxprs.jax_internals.tracing import within as within

@@ -30,6 +30,7 @@ from jrnn.jaxprs.work import TooMuchWork
 from jrnn.loops.ir import observers, tag
 from jrnn.loops.ir.loop import Loop, strict_passes
 from jrnn.loops.ir.scans import ScanParams
+from jrnn.loops.ir.unsupported import Unsupported
 
 Array = jax.Array | np.ndarray[Any, Any]
 Aval = Any  # the type of an array
@@ -81,7 +82,7 @@ def disagreement(derived: Function, original: Function, avals: Sequence[Aval]) -
     """
     argnums = [i for i, aval in enumerate(avals) if is_smooth(aval)]
     if sum(jaxprs.elements(aval.shape) for aval in avals) > COMPARISON.max_numbers:
-        raise TooLarge
+        raise TooLarge("too large")
     original_program = _with_tangents(original, avals, argnums)
     derived_program = _with_tangents(derived, avals, argnums)
     tangents = _random(avals, 1)
@@ -113,7 +114,7 @@ def _with_tangents(fn: Function, avals: Sequence[Aval], argnums: Sequence[int]) 
     with tag.untagged():
         closed = jax.make_jaxpr(values_and_tangents)(*avals, *(avals[i] for i in argnums))
     if _work(closed.jaxpr) > COMPARISON.max_work:
-        raise TooLarge
+        raise TooLarge("too large")
     return closed
 
 
@@ -121,7 +122,7 @@ def _evaluated(closed: ClosedJaxpr, arguments: Flat) -> Flat:
     return evaluate_by_numpy(closed.jaxpr, closed.consts, arguments, wide=True)
 
 
-class TooLarge(Exception):
+class TooLarge(Unsupported):
     """Raised if a comparison would take too long."""
 
 
@@ -233,8 +234,8 @@ def _compare(question: _Question) -> tuple[bool, str]:
         return True, "not compared with the loop: it reads random keys"
     try:
         difference = _difference_when_small(question.scan, question.derive, program)
-    except TooLarge:
-        return True, "not compared with the loop: too large"
+    except TooLarge as why:
+        return True, f"not compared with the loop: {why}"
     except TooMuchWork:
         raise
     except Exception as error:
@@ -267,17 +268,18 @@ def _difference(scan: ScanParams, derive: Derive, avals: Sequence[Aval]) -> str 
         derived = derive(scan)
     if derived is None:
         return None
-    step = jaxpr_as_fun(scan.jaxpr)
     if scan.length is None:
-        return disagreement(derived, step, avals)
+        return disagreement(derived, jaxpr_as_fun(scan.jaxpr), avals)
 
-    def flat(run: Run) -> Function:
-        return scan.flat(lambda consts, init, xs, length: run(consts, init, xs))
+    def run_derived(consts: Flat, init: Flat, xs: Flat, length: int) -> tuple[Flat, Flat]:
+        results: tuple[Flat, Flat] = derived(consts, init, xs)
+        return results
 
+    loop, constants = scan.inlined({})
+    original = scan.flat(loop.run, constants)
     consts, init, xs = scan.partition(avals)
     stacked = [jax.ShapeDtypeStruct((scan.length, *a.shape), a.dtype) for a in xs]
-    loop = scanned(step, scan)
-    return disagreement(flat(derived), flat(loop), [*consts, *init, *stacked])
+    return disagreement(scan.flat(run_derived), original, [*consts, *init, *stacked])
 
 
 def lifted(program: jaxprs.Program, n_carry: int, length: int, reverse: bool) -> ScanParams:
@@ -292,19 +294,6 @@ def lifted(program: jaxprs.Program, n_carry: int, length: int, reverse: bool) ->
     with tag.untagged():
         closed = jax.make_jaxpr(step)(*(v.aval for v in names))
     return ScanParams(closed, len(traced), n_carry, length, reverse)
-
-
-def scanned(step: Function, scan: ScanParams) -> Run:
-    """Returns `jax.lax.scan` of a flat step."""
-
-    def run(consts: Flat, init: Flat, xs: Flat) -> tuple[Flat, Flat]:
-        def scan_step(carry: Flat, x: Flat) -> tuple[Flat, Flat]:
-            outs = step(*consts, *carry, *x)
-            return list(outs[: len(init)]), list(outs[len(init) :])
-
-        return jax.lax.scan(scan_step, list(init), list(xs), scan.length, reverse=scan.reverse)
-
-    return run
 
 
 def check_pass(name: str, rewrite: Callable[[Loop], Any], before: Loop) -> None:

@@ -29,12 +29,13 @@ from jax import Array, lax
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.jaxprs.primitives import slopes
+from jrnn.loops.ir import Unsupported
 
 Boxes = Sequence["Box"]
 FUNCTION_ULPS = 4  # the rounding of a function such as tanh, as XLA computes it
 
 
-class NotEnclosed(Exception):
+class NotEnclosed(Unsupported):
     """Raised for a step with an equation that has no enclosure; the message is its primitive."""
 
 
