@@ -41,7 +41,7 @@ def interned(jaxpr: Any) -> Any:
     if getattr(jaxpr, "consts", ()) or jaxpr.effects:
         return jaxpr
     try:
-        equals = _equals((type(jaxpr), _structure(jaxpr_of(jaxpr)), tracing_options()))
+        equals = equals_of((type(jaxpr), _structure(jaxpr_of(jaxpr)), tracing_options()))
     except (TypeError, ValueError):  # not hashable, or sizes of different exported programs
         return jaxpr
     if not equals:
@@ -50,7 +50,7 @@ def interned(jaxpr: Any) -> Any:
 
 
 @cached(512)
-def _equals(key: Hashable) -> list[Any]:
+def equals_of(key: Hashable) -> list[Any]:
     """Returns a list for the first jaxpr with this key."""
     return []
 

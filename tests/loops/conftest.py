@@ -7,6 +7,7 @@ leave a loop leaves it, and loops are verified after every pass. Tests that read
 import pytest
 from eager import eager_passes
 
+from jrnn.jaxprs import interned
 from jrnn.loops import compile as compiling
 from jrnn.loops.affine.chunkwise.chunked import Chunkwise
 from jrnn.loops.costs import machines
@@ -20,6 +21,13 @@ from jrnn.loops.kernels.native import library
 def same_processor(monkeypatch):
     """The same plans on every processor."""
     monkeypatch.setattr(machines, "this_processor", lambda: machines.CPU)
+
+
+@pytest.fixture(autouse=True)
+def own_jaxprs():
+    """A test finds no equal jaxpr of an earlier one, whose plan may have been made with other constants."""
+    interned.interned.cache_clear()
+    interned.equals_of.cache_clear()
 
 
 @pytest.fixture
