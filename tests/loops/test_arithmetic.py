@@ -379,7 +379,7 @@ def test_a_product_leaves_the_loop_of_a_draw(without_kernel):
     )
     explained = plan(partial(step, w), h, (x, jax.random.split(jax.random.key(0), 100)))
     candidates = {candidate.label: candidate for candidate, _ in explained.rejected}
-    split_loop = candidates["as arithmetic, all else outside"].node.split_loop
+    split_loop = candidates["as arithmetic, everything else moved"].node.split_loop
     drawn = [
         [e.primitive.name for e in part].count("random_bits")
         for part in (split_loop.hoisted_eqns, split_loop.residual.eqns)

@@ -72,7 +72,7 @@ UNCERTAINTIES = {
     "products": 0.15,
     "elements": 0.5,
     "calls": 0.5,
-    "packing": 0.75,
+    "weight copies": 0.75,
     "stacks": 1.0,
 }
 
@@ -167,12 +167,12 @@ class Costs(NamedTuple):
         moved = machine.reading(self.read_bytes, size) + machine.writing(self.written_bytes, size)
         calls = times * (self.calls + self.kernels * machine.kernel)
         elements = steps * max(self.elements, moved)
-        return dict(
-            products=steps * self.products,
-            elements=elements,
-            calls=calls,
-            packing=times * self.packing,
-        )
+        return {
+            "products": steps * self.products,
+            "elements": elements,
+            "calls": calls,
+            "weight copies": times * self.packing,
+        }
 
 
 class _Sizes(dict[Var, int]):

@@ -98,7 +98,7 @@ class SplitCosts:
             packing = transposed_bytes / machine.read_rate
             packing += transposed_bytes / machine.write_rate
         calls = in_tiles * times * 2 * machine.trip
-        terms = {"calls": calls, "packing": packing, "stacks": stacks}
+        terms = {"calls": calls, "weight copies": packing, "stacks": stacks}
 
         # What is copied after the loop reuses the memory of the transposed constants.
         reused = 0 if in_tiles else n * self.peak_bytes

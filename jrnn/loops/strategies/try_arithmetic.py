@@ -116,7 +116,7 @@ def try_arithmetic(context: Context) -> Sequence[Candidate]:
         rewritten = arithmetic(split_loop.residual, context.estimator)
         if rewritten is None:
             continue
-        label = "as arithmetic" if moves == Moves() else "as arithmetic, all else outside"
+        label = "as arithmetic" if moves == Moves() else "as arithmetic, everything else moved"
         candidates.append(context.candidate(NAME, Split(split_loop, rewritten), label))
         if not rewritten.kernel_blockers:
             break

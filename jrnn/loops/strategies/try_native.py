@@ -33,7 +33,7 @@ def try_native(context: Context) -> Sequence[Candidate]:
     can_leave = context.movable
     labels = {
         Moves(accumulate=can_leave.accumulate): NAME,
-        can_leave: "native, all else outside",  # perhaps the same moves
+        can_leave: "native, everything else moved",  # perhaps the same moves
     }
     candidates = []
     refusal = ""

@@ -39,11 +39,11 @@ def try_split(context: Context) -> Sequence[Candidate]:
             return []
     can_leave = context.movable
     moves_by_label = {
-        "simplify": Moves(),
+        "nothing moved": Moves(),
         "hoist": Moves(hoist=can_leave.hoist),
         "sink": Moves(sink=can_leave.sink),
         "sum after the loop": Moves(accumulate=can_leave.accumulate),
-        "all of these": can_leave,
+        "everything moved": can_leave,
     }
     tried: dict[Moves, Candidate] = {}
     for label, moves in moves_by_label.items():
@@ -82,7 +82,7 @@ def _selection(
         moves = replace(best, **{field: getattr(best, field) ^ {move}})
         if moves in tried:  # no better than the best
             continue
-        tried[moves] = _cheapest_tiling("a selection", moves, context)
+        tried[moves] = _cheapest_tiling("some values moved", moves, context)
         if _rank(tried[moves], context) < _rank(tried[best], context):
             best = moves
     return [] if best == start else [tried[best]]

@@ -153,7 +153,7 @@ class Native:
         products = len(self.program.products)
         sets = library.loaded().instruction_sets[self.level]
         rows = self.program.rows
-        shared = f"{rows} batch rows on up to {self.useful_threads()} threads"
+        shared = f"a batch of {rows} on up to {self.useful_threads()} threads"
         if rows == 1:
             shared = "one batch row, so one thread and products of a matrix and a vector"
         return f"one call of the kernel for CPUs ({sets}): {stages} stages and {products} products a step, {shared}"
@@ -276,7 +276,7 @@ def _kernel_seconds(
         "products": steps * products,
         "elements": steps * elements * rows * wide,
         "calls": (costs.call_kernels + steps * kernels) * machine.kernel,
-        "packing": costs.packing_per_read * packed_bytes / machine.read_rate,
+        "weight copies": costs.packing_per_read * packed_bytes / machine.read_rate,
     }
 
 
