@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from jax.interpreters import ad, batching, mlir
 
+import jrnn
 from jrnn.jaxprs import primitives, trace
 from jrnn.jaxprs.axes import aligned
 from jrnn.jaxprs.by_numpy import Evaluator, evaluate_by_numpy
@@ -14,10 +15,12 @@ from jrnn.jaxprs.primitives import row as row_with
 from jrnn.jaxprs.primitives.numpy_rules import of_kinds
 from jrnn.jaxprs.primitives.table import TABLE
 from jrnn.jaxprs.ranges import largest_size
+from jrnn.jaxprs.resized import SMALL, resized
 from jrnn.loops import scan
 from jrnn.loops.compile import canonical_form
 from jrnn.loops.costs.equation_costs import element_seconds, is_call
 from jrnn.loops.explanations.explain import explain
+from jrnn.loops.newton.enclosure import Box, enclosed
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 
@@ -38,7 +41,7 @@ ad.defjvp(toy_p, lambda g, x: g / (1 + abs(x)) ** 2)
 
 @pytest.fixture
 def row(monkeypatch):
-    columns = dict(cost=2.0, image=(-1.0, 1.0), numpy=of_kinds("f")(softsign))
+    columns = dict(cost=2.0, image=(-1.0, 1.0), definition=softsign, numpy=of_kinds("f")(softsign))
     monkeypatch.setitem(TABLE, "toy_softsign", row_with("elementwise", **columns))
 
 
@@ -68,6 +71,39 @@ def test_numpy_evaluates_it(row, monkeypatch):
     closed = jax.make_jaxpr(toy_p.bind)(x)
     monkeypatch.setattr(Evaluator, "_by_jax", None)
     np.testing.assert_allclose(evaluate_by_numpy(closed.jaxpr, closed.consts, [x])[0], softsign(x))
+
+
+def test_it_is_resized_as_tanh_is(row):
+    program = trace(lambda x: [toy_p.bind(x) + x], [jax.typeof(jnp.ones((N, 100)))])
+    run, (small,) = resized(program)
+    assert small.shape[0] == N and small.shape[1] <= SMALL
+    x = jnp.ones(small.shape)
+    np.testing.assert_allclose(run(x)[0], softsign(x) + x)
+
+
+def test_rooms_that_emit_or_bound_values_read_its_definition(row):
+    """The kernel for CPUs, Newton's enclosures, Caffe2 and ONNX."""
+
+    def step(h, x):
+        h = toy_p.bind(x @ w + h)
+        return h, h
+
+    w = jnp.full((H, H), 0.1)
+    args = jnp.ones((N, H)), jnp.linspace(-1, 1, T * N * H).reshape(T, N, H)
+    (plan,) = explain(lambda h, xs: scan(step, h, xs, executor="native"), *args).loops
+    assert plan.strategy == "native"
+    for ours, theirs in zip(scan(step, *args, executor="native"), jax.lax.scan(step, *args)):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+    eqn = equation()
+    x = jnp.linspace(-2, 2, N * H).reshape(N, H)
+    env, jumps = enclosed([eqn], {eqn.invars[0]: Box(x, jnp.full_like(x, 1e-3))})
+    assert not jumps and 1e-4 < env[eqn.outvars[0]].radius.max() < 1e-2
+
+    x = np.asarray(x)
+    assert jrnn.from_jax(toy_p.bind, x).output_names  # the values are compared with the function's
+    pytest.importorskip("onnxruntime")
+    assert jrnn.to_onnx(toy_p.bind, x).graph.output
 
 
 def loop(shape, run=scan):
