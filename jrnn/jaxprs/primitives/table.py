@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from jrnn.jaxprs.primitives import (
@@ -72,30 +71,36 @@ enter(
 enter("div", "elementwise", neutral=1, cost=0.3, numpy=f"{FLOAT} divide")
 enter("rem", "elementwise", cost=3.0, jumps=True, numpy="f fmod")  # of floats XLA:CPU calls fmod
 enter("mulhi", "elementwise", commutes=True)
-enter("square", "elementwise", even=True, slope=slopes.square, numpy=REAL)
+enter("square", "elementwise", even=True, slope=slopes.far_from_zero, numpy=REAL)
 enter(
     "one_minus_square",
     "elementwise",
     definition=definitions.one_minus_square,
     even=True,
-    slope=slopes.square,
+    slope=slopes.far_from_zero,
     numpy=numpy_rules.one_minus_square,
 )
-enter(
-    "integer_pow", "elementwise", even=True, slope=slopes.integer_pow, numpy=numpy_rules.integer_pow
-)
+enter("integer_pow", "elementwise", even=True, slope=slopes.power, numpy=numpy_rules.integer_pow)
 enter("polynomial", "elementwise", definition=definitions.polynomial)
 enter("pow", "elementwise", cost=8.0, numpy="fc power")
 
 # Functions. Costs were measured on XLA:CPU.
-enter("tanh", "elementwise", cost=1.0, activation=True, image=_UNIT, slope=slopes.tanh, numpy=FLOAT)
+enter(
+    "tanh",
+    "elementwise",
+    cost=1.0,
+    activation=True,
+    image=_UNIT,
+    slope=slopes.near_zero,
+    numpy=FLOAT,
+)
 enter(
     "logistic",
     "elementwise",
     cost=1.0,
     activation=True,
     image=(0.0, 1.0),
-    slope=slopes.logistic,
+    slope=slopes.near_zero,
     numpy=numpy_rules.logistic,
 )
 enter(
@@ -105,7 +110,7 @@ enter(
     activation=True,
     image=_POSITIVE,
     monotone=True,
-    slope=slopes.at_upper(jnp.exp),
+    slope=slopes.at_upper_end,
     numpy=FLOAT,
 )
 enter(
@@ -114,35 +119,26 @@ enter(
     cost=1.0,
     activation=True,
     image=(-1.0, np.inf),
-    slope=slopes.at_upper(jnp.exp),
+    slope=slopes.at_upper_end,
     numpy=FLOAT,
 )
-enter("log1p", "elementwise", cost=1.0, activation=True, slope=slopes.log1p, numpy=FLOAT)
+enter("log1p", "elementwise", cost=1.0, activation=True, slope=slopes.above(-1), numpy=FLOAT)
 enter(
     "erf",
     "elementwise",
     cost=1.0,
     activation=True,
     image=_UNIT,
-    slope=slopes.erf,
+    slope=slopes.near_zero,
     numpy="f scipy.special.erf",
 )
 enter(
-    "sin",
+    "sin cos",
     "elementwise",
     cost=3.5,
     activation=True,
     image=_UNIT,
-    slope=slopes.of_wave(jnp.cos),
-    numpy=FLOAT,
-)
-enter(
-    "cos",
-    "elementwise",
-    cost=3.5,
-    activation=True,
-    image=_UNIT,
-    slope=slopes.of_wave(jnp.sin),
+    slope=slopes.wave,
     numpy=FLOAT,
 )
 enter(
@@ -151,7 +147,7 @@ enter(
     cost=0.3,
     activation=True,
     image=_POSITIVE,
-    slope=slopes.sqrt,
+    slope=slopes.above(0),
     numpy=FLOAT,
 )
 enter(
@@ -160,10 +156,10 @@ enter(
     cost=0.3,
     activation=True,
     image=_POSITIVE,
-    slope=slopes.rsqrt,
+    slope=slopes.above(0),
     numpy=numpy_rules.rsqrt,
 )
-enter("log", "elementwise", cost=1.0, slope=slopes.log, numpy=FLOAT)
+enter("log", "elementwise", cost=1.0, slope=slopes.above(0), numpy=FLOAT)
 enter("log2", "elementwise", definition=definitions.log2, cost=1.0)
 enter(
     "exp2",
@@ -173,26 +169,25 @@ enter(
     image=_POSITIVE,
     numpy="f",
 )
-enter("cbrt", "elementwise", cost=1.0, slope=slopes.cbrt, numpy="f")
+enter("cbrt", "elementwise", cost=1.0, slope=slopes.near_zero, numpy="f")
 enter("tan", "elementwise", definition=definitions.tan, cost=7.0, numpy=FLOAT)
-enter("sinh", "elementwise", cost=4.0, slope=slopes.at_farthest(jnp.cosh), numpy=FLOAT)
-enter("cosh", "elementwise", cost=4.0, slope=slopes.at_farthest(jnp.sinh), numpy=FLOAT)
-enter("asin", "elementwise", cost=16.0, slope=slopes.asin)
-enter("acos", "elementwise", cost=16.0, slope=slopes.asin, rounds_inside=True)
-enter("atan", "elementwise", cost=16.0, slope=slopes.atan)
-enter("asinh", "elementwise", cost=6.0, slope=slopes.asinh)
-enter("acosh", "elementwise", cost=6.0, slope=slopes.acosh, rounds_inside=True)
-enter("atanh", "elementwise", cost=6.0, slope=slopes.atanh)
+enter("sinh cosh", "elementwise", cost=4.0, slope=slopes.far_from_zero, numpy=FLOAT)
+enter("asin", "elementwise", cost=16.0, slope=slopes.arc)
+enter("acos", "elementwise", cost=16.0, slope=slopes.arc, rounds_inside=True)
+enter("atan", "elementwise", cost=16.0, slope=slopes.near_zero)
+enter("asinh", "elementwise", cost=6.0, slope=slopes.near_zero)
+enter("acosh", "elementwise", cost=6.0, slope=slopes.above(1), rounds_inside=True)
+enter("atanh", "elementwise", cost=6.0, slope=slopes.inside)
 enter("atan2", "elementwise", cost=16.0, numpy="f arctan2")
 enter(
     "erfc",
     "elementwise",
     cost=4.0,
     image=(0.0, 2.0),
-    slope=slopes.erf,
+    slope=slopes.near_zero,
     numpy="f scipy.special.erfc",
 )
-enter("erf_inv", "elementwise", cost=4.0, slope=slopes.erf_inv)
+enter("erf_inv", "elementwise", cost=4.0, slope=slopes.inside)
 enter("lgamma", "elementwise", cost=16.0, numpy="f scipy.special.gammaln")
 enter("digamma", "elementwise", cost=16.0, numpy="f scipy.special.digamma")
 # Series and iterations, measured with jax 0.12.

@@ -163,7 +163,7 @@ def _sloped(eqn: Eqn, operands: Boxes, centers: Arrays) -> RadiiAndJumps:
     assert slope is not None
 
     def radius_of(eqn, a):
-        return slope(eqn.params, *_ends(a)) * a.radius
+        return slope(eqn, *_ends(a)) * a.radius
 
     return _smooth(radius_of, FUNCTION_ULPS, float(row.rounds_inside))(eqn, operands, centers)
 
