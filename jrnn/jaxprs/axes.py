@@ -39,7 +39,10 @@ class Classes:
         if is_literal(a) or is_literal(b):
             self.fix(a, [i])
             self.fix(b, [j])
-        elif (mine := self.root((a, i))) != (theirs := self.root((b, j))):
+            return
+        mine = self.root((a, i))
+        theirs = self.root((b, j))
+        if mine != theirs:
             self._above[mine] = theirs
             if mine in self.fixed:
                 self.fixed.add(theirs)

@@ -6,7 +6,6 @@ Shapes: T time.
 from __future__ import annotations
 
 import functools
-import math
 from collections import ChainMap
 from collections.abc import Iterable, Sequence
 
@@ -79,19 +78,15 @@ def product(
     if count < 2 or any(is_explicit(jax.typeof(x)) for x in (a, b)):
         return jax.lax.dot_general(a, b, numbers, precision, dtype)
     joined = []
-    free: list[int] = []
-    for x, over, axes in zip((a, b), contracted, batch):
+    over = []
+    sizes = [a.shape[d] for d in batch[0]]
+    for x, summed, axes in zip((a, b), contracted, batch):
         rest = [d for d in range(x.ndim) if d not in axes]
-        shape = [x.shape[d] for d in rest]
-        batch_size = math.prod(x.shape[d] for d in axes)
-        joined.append(jnp.transpose(x, (*axes, *rest)).reshape(batch_size, *shape))
-        free += [n for d, n in zip(rest, shape) if d not in over]
-    over = tuple(
-        tuple(1 + d - sum(e < d for e in axes) for d in dims)
-        for dims, axes in zip(contracted, batch)
-    )
-    result = jax.lax.dot_general(*joined, (over, ((0,), (0,))), precision, dtype)
-    return result.reshape(*(a.shape[d] for d in batch[0]), *free)
+        joined.append(jax.lax.collapse(jnp.transpose(x, (*axes, *rest)), 0, count))
+        over.append(tuple(1 + rest.index(d) for d in summed))
+        sizes += [x.shape[d] for d in rest if d not in summed]
+    result = jax.lax.dot_general(*joined, (tuple(over), ((0,), (0,))), precision, dtype)
+    return result.reshape(sizes)
 
 
 def stack(atom: Atom, env: Env, stacked: Env, length: int) -> Array:

@@ -228,7 +228,8 @@ def _opened(
             if call is None:
                 yield with_operands(eqn, operands)
             else:
-                names.update(zip(outs, new := [Var(v.aval) for v in outs]))
+                new = [Var(v.aval) for v in outs]
+                names.update(zip(outs, new))
                 yield eqn.replace(invars=operands, outvars=new, source_info=info)
 
 

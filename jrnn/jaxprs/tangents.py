@@ -10,7 +10,18 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from jrnn.jaxprs.jax_internals import without_outer_scope
-from jrnn.jaxprs.programs import Atom, Eqn, Program, Value, Values, Var, replaced, trace, variables
+from jrnn.jaxprs.programs import (
+    Atom,
+    Eqn,
+    Program,
+    Value,
+    Values,
+    Var,
+    replaced,
+    take,
+    trace,
+    variables,
+)
 from jrnn.jaxprs.queries import any_in, depends, free_variables, is_zero, needed, producers
 
 Function = Callable[..., Values]
@@ -32,7 +43,7 @@ def with_derivative(run: Function, rule: Callable[..., tuple[Values, Values]]) -
             is_smooth(p) and not isinstance(t, SymbolicZero) for p, t in zip(primals, tangents)
         ]
         argnums = tuple(i for i, m in enumerate(moves) if m)
-        results, moved = rule(primals, argnums, [tangents[i] for i in argnums])
+        results, moved = rule(primals, argnums, take(tangents, argnums))
         zeros = [SymbolicZero(jax.typeof(r).to_tangent_aval()) for r in results]
         return results, [z if t is None else t for z, t in zip(zeros, moved)]
 
@@ -103,6 +114,6 @@ def pushed(
     """Returns the results of a function and their tangents, from tangents of the arguments at some argnums."""
     return jax.jvp(
         lambda *moving: fn(*replaced(args, argnums, moving)),
-        [args[i] for i in argnums],
+        take(args, argnums),
         list(tangents),
     )
