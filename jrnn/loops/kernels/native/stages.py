@@ -110,48 +110,16 @@ def _writers(operations: Sequence[Operation]) -> dict[Array, list[Operation]]:
 # Stages ----------------------------------------------------------------------------------------------
 
 
-class _Dependence(NamedTuple):
-    """An operation that another one waits for, or that waits for another one; and whether one stage may hold both."""
+class _Follower(NamedTuple):
+    """An operation that waits for another one, and whether one stage may hold both."""
 
     operation: Operation
     may_share: bool
 
 
-_Dependences = dict[Operation, list[_Dependence]]
-
-
 def schedule(operations: Sequence[Operation], carries: Collection[Array]) -> list[list[Operation]]:
     """Returns the operations of each stage. The carries are written after all that reads them."""
-    return _Scheduler(operations, _dependences(operations, set(carries))).stages()
-
-
-def _dependences(operations: Sequence[Operation], carries: set[Array]) -> _Dependences:
-    """Returns what each operation waits for."""
-    writers = _writers(operations)
-    views = {operation: operation.views for operation in operations}
-    readers: dict[Array, list[Operation]] = defaultdict(list)
-    for operation in operations:
-        for view in views[operation]:
-            readers[view.array].append(operation)
-
-    dependences: _Dependences = {}
-    for operation in operations:
-        out = operation.out
-        needs = dependences[operation] = []
-        # It reads what others write, but for the carries, whose old values it reads.
-        for view in views[operation]:
-            if view.array not in carries:
-                for writer in writers[view.array]:
-                    written = writer.out
-                    is_same = written.array is view.array and written.is_whole
-                    needs.append(_Dependence(writer, view.is_whole and is_same))
-        # It overwrites a carry after all others have read the old value.
-        if out.array in carries:
-            for reader in readers[out.array]:
-                for view in views[reader]:
-                    if view.array is out.array and reader is not operation:
-                        needs.append(_Dependence(reader, view.is_whole and out.is_whole))
-    return dependences
+    return _Scheduler(operations, carries).stages()
 
 
 class _Scheduler:
@@ -160,19 +128,40 @@ class _Scheduler:
     An operation is looked at when something that it needs is done, and not for each stage again.
     """
 
-    def __init__(self, operations: Sequence[Operation], dependences: _Dependences):
+    def __init__(self, operations: Sequence[Operation], carries: Collection[Array]):
         self._position = {operation: i for i, operation in enumerate(operations)}
-        self._missing = {operation: len(dependences[operation]) for operation in operations}
-        self._after: _Dependences = defaultdict(list)
+        self._missing: Counter[Operation] = Counter()
+        self._followers: dict[Operation, list[_Follower]] = defaultdict(list)
+        writers = _writers(operations)
+        readers: dict[Array, list[tuple[Operation, View]]] = defaultdict(list)
         for operation in operations:
-            for needed, may_share in dependences[operation]:
-                self._after[needed].append(_Dependence(operation, may_share))
+            for view in operation.views:
+                readers[view.array].append((operation, view))
+
+        # An operation reads what others write, but for the carries, whose old values it reads.
+        for array, reading in readers.items():
+            for operation, view in reading if array not in carries else ():
+                for writer in writers[array]:
+                    is_same = writer.out.array is array and writer.out.is_whole
+                    self._follow(operation, writer, view.is_whole and is_same)
+        # It overwrites a carry after all others have read the old value.
+        for operation in operations:
+            out = operation.out
+            for reader, view in readers[out.array] if out.array in carries else ():
+                if reader is not operation:
+                    self._follow(operation, reader, view.is_whole and out.is_whole)
+
         # Heaps of the operations that are ready, by position.
         self._calls: list[tuple[int, Operation]] = []
         self._elementwise: dict[int, list[tuple[int, Operation]]] = defaultdict(list)  # by width
         for operation in operations:
             if not self._missing[operation]:
                 self._add_ready(operation)
+
+    def _follow(self, later: Operation, earlier: Operation, may_share: bool) -> None:
+        """Makes an operation wait for another one."""
+        self._missing[later] += 1
+        self._followers[earlier].append(_Follower(later, may_share))
 
     def _add_ready(self, operation: Operation) -> None:
         ready = self._elementwise[operation.width] if operation.is_elementwise else self._calls
@@ -187,7 +176,7 @@ class _Scheduler:
             count += len(stage)
             in_stage = set(stage)
             for operation in stage:
-                for later, _ in self._after[operation]:
+                for later, _ in self._followers[operation]:
                     self._missing[later] -= 1
                     if not self._missing[later] and later not in in_stage:
                         self._add_ready(later)
@@ -211,7 +200,7 @@ class _Scheduler:
         while ready:
             position, operation = heapq.heappop(ready)
             stage.append(operation)
-            for later, may_share in self._after[operation]:
+            for later, may_share in self._followers[operation]:
                 if not may_share or not later.is_elementwise or later.width != width:
                     continue
                 done_here[later] += 1
