@@ -358,6 +358,7 @@ class Estimator:
             out_bytes=sum(map(self.size, eqn.outvars)),
             is_call=is_call(eqn),
             reduces=primitives.is_kind(eqn, "reduction"),
+            is_function=bool(primitives.row_of(eqn).cost),
         )
         if facts.is_call:
             in_place = primitives.is_kind(eqn, "update") and (
@@ -451,11 +452,14 @@ class Estimator:
         trips = steps * (machine.trip if several_kernels else machine.elementwise_trip)
         # What a product or a branch makes is copied into its stack, and so is what the loop reads.
         copied: set[Var] = set()
+        copies_all = several_kernels and ys
         for fact in self._facts_of(loop.eqns):
             if fact.call_seconds:
                 copied.update(fact.outs)
-        if several_kernels and ys:
-            copied.update(jaxprs.variables(loop.carry_out), *map(jaxprs.inputs, loop.eqns))
+            if copies_all:
+                copied.update(fact.inputs)
+        if copies_all:
+            copied.update(jaxprs.variables(loop.carry_out))
         trips += steps * machine.kernel * sum(v in copied for v in ys)
         return total(work, dict(calls=trips, stacks=stacks))
 

@@ -54,6 +54,7 @@ class EquationFacts(NamedTuple):
         out_bytes: the bytes of its results.
         is_call: whether it is a kernel of its own, such as a product, or one that a library runs.
         reduces: whether it is a reduction.
+        is_function: whether it is a function of elements, such as tanh.
         seconds: its time at one step, without the call.
         all_steps_seconds: the same for one of many steps together, for a call.
         call_seconds: the time of calling it at one step.
@@ -68,6 +69,7 @@ class EquationFacts(NamedTuple):
     out_bytes: int
     is_call: bool
     reduces: bool
+    is_function: bool
     seconds: float = 0.0
     all_steps_seconds: float = 0.0
     call_seconds: float = 0.0
@@ -105,7 +107,7 @@ def peak_bytes(
             separate.update(fact.inputs)
             if not fact.in_place:
                 separate.update(fact.outs)
-        elif primitives.row_of(fact.eqn).cost:
+        elif fact.is_function:
             separate.update(v for v in fact.outs if uses[v] + (v in outputs) > 1)
     arrays |= {v for v in separate if v in producers and not _is_fused(v, producers)}
     body = _Body(estimator, facts, arrays)
@@ -327,9 +329,10 @@ def _is_separate(eqn: Eqn) -> bool:
         return True
     if eqn.primitive.name != "broadcast_in_dim" and not primitives.is_kind(eqn, "elementwise"):
         return False
-    size = jaxprs.elements(eqn.outvars[0].aval.shape)
+    whole = eqn.outvars[0].aval.shape
     for a in eqn.invars:
-        if a.aval.shape and 1 < jaxprs.elements(a.aval.shape) < size:
+        shape = a.aval.shape
+        if shape not in ((), whole) and 1 < jaxprs.elements(shape) < jaxprs.elements(whole):
             return True
     return False
 
