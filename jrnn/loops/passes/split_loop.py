@@ -152,14 +152,13 @@ class SplitLoop:
         # What follows it.
         over_time(self.sunk_eqns, self.sunk_vars, env, stacked)
         carry = dict(zip(positions, last))
+        time_sums = sums.TimeSums(loop.producers, stacked, env, length, self.contract)
         for i, values in self.accumulated.items():
             dtype = loop.carry[i].aval.dtype
             wide = sums.accumulator_dtype(dtype)
             accumulator = jnp.asarray(init[i], wide)
             for v in values:
-                accumulator = accumulator + sums.time_sum(
-                    v, loop.producers, stacked, env, length, wide, self.contract
-                )
+                accumulator = accumulator + time_sums.sum_of(v, wide)
             carry[i] = accumulator.astype(dtype)
 
         ys = [jaxprs.stack(atom, env, stacked, length) for atom in loop.ys]

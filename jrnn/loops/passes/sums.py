@@ -153,39 +153,18 @@ def sum_operands(
     return list(dict.fromkeys(operands))
 
 
-def time_sum(
-    v: Atom,
-    producers: Producers,
-    stacked: Env,
-    env: Env,
-    length: Length,
-    dtype: DType,
-    contract: Contract,
-) -> Array:
-    """Returns the sum over time of `v`.
+@dataclass
+class TimeSums:
+    """Sums over time, each of which is computed once.
 
-    Args:
-        v: the value.
+    Attributes:
         producers: the equations that define the values of the step.
         stacked: the values that vary, [T, ...].
         env: the constants.
         length: T.
-        dtype: the dtype to sum in. If the step widens a value before it adds it, the narrow values are summed in the wide
-            dtype too.
         contract: computes contractions over time.
+        done: the sums that were computed, by the value and the dtype.
     """
-    return _TimeSums(
-        producers,
-        stacked,
-        env,
-        length,
-        contract,
-    ).sum_of(v, dtype)
-
-
-@dataclass
-class _TimeSums:
-    """Sums over time, each of which is computed once. `time_sum` has the attributes."""
 
     producers: Producers
     stacked: Env
@@ -195,7 +174,10 @@ class _TimeSums:
     done: dict[tuple[Var, DType], Array] = field(default_factory=dict)
 
     def sum_of(self, atom: Atom, dtype: DType) -> Array:
-        """Returns the sum of a value, in a dtype."""
+        """Returns the sum of a value over time, in a dtype.
+
+        If the step widens a value before it adds it, the narrow values are summed in the wide dtype, too.
+        """
         if jaxprs.is_literal(atom) or atom in self.env:
             return _times_length(jaxprs.value(self.env, atom).astype(dtype), self.length)
         if atom in self.stacked:
