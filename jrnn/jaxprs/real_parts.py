@@ -6,7 +6,9 @@ slices and sums, apply to both; products, quotients and functions have rules of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +18,7 @@ from jax import Array, lax
 
 from jrnn import jaxprs
 from jrnn.errors import ConversionError
-from jrnn.jaxprs import Eqn, Values, primitives
+from jrnn.jaxprs import Eqn, Value, Values, primitives
 from jrnn.jaxprs.jax_internals import ClosedJaxpr, Jaxpr, ShapedArray, expanded, source_line
 
 
@@ -66,14 +68,39 @@ def real_jaxpr(closed: ClosedJaxpr, name: str) -> ClosedJaxpr:
         ConversionError: for an operation on complex numbers without a rule, with the user's line.
     """
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
-    return jax.make_jaxpr(lambda *args: _run(closed, args, name))(*avals)
+    return jax.make_jaxpr(partial(_WithPairs(name).run, closed))(*avals)
 
 
-def _run(closed: ClosedJaxpr, args: Values, name: str) -> Values:
-    """Evaluates a jaxpr; a complex array is a Pair."""
-    return jaxprs.interpreted(
-        closed, args, lambda eqn, operands: _apply(eqn, operands, name), _split
-    )
+@dataclass(frozen=True)
+class _WithPairs:
+    """Evaluates jaxprs with a Pair in the place of each complex array. `name` is the function's, for errors."""
+
+    name: str
+
+    def run(self, closed: ClosedJaxpr, *args: Value) -> list[Value]:
+        return jaxprs.interpreted(closed, args, self._apply, _split)
+
+    def _apply(self, eqn: Eqn, operands: list[Value]) -> Values:
+        """Returns the results of an equation."""
+        has_pairs = any(is_complex(v.aval) for v in (*eqn.invars, *eqn.outvars))
+        if not has_pairs and not any(map(has_complex, jaxprs.sub_jaxprs(eqn))):
+            return jaxprs.bind(eqn, *operands)
+        body = jaxprs.called(eqn, jaxprs.LOWERED_CALLS) or expanded(eqn)
+        if body is not None:
+            return self.run(body, *operands)
+        kind = eqn.primitive.name
+        if primitives.row_of(eqn).linear == "jointly":
+            return _applied_to_parts(eqn, operands)
+        if kind in _CONTROL:
+            return _CONTROL[kind](self, operands, **eqn.params)
+        if kind in _RULES:
+            return [_RULES[kind](eqn, *operands)]
+        operand = eqn.invars[0].aval.str_short()
+        line = source_line(eqn)
+        raise ConversionError(
+            f"{self.name}: {kind} of {operand} has no rule for complex numbers{line and f' ({line})'}; "
+            "compute with the real and the imaginary part"
+        )
 
 
 def _split(value: Array) -> Array | Pair:
@@ -81,33 +108,12 @@ def _split(value: Array) -> Array | Pair:
     return Pair(np.real(value), np.imag(value)) if is_complex(value) else value
 
 
-def _apply(eqn: Eqn, operands: Values, name: str) -> Values:
-    """Returns the results of an equation."""
-    plain = not any(is_complex(v.aval) for v in (*eqn.invars, *eqn.outvars))
-    if plain and not any(has_complex(inner) for inner in jaxprs.sub_jaxprs(eqn)):
-        return jaxprs.bind(eqn, *operands)
-    kind = eqn.primitive.name
-    body = jaxprs.called(eqn, jaxprs.LOWERED_CALLS) or expanded(eqn)
-    if body is not None:
-        return _run(body, operands, name)
-    if (
-        primitives.row_of(eqn).linear == "jointly"
-    ):  # other operands, such as indices, are given to both parts
-        parts = [
-            jaxprs.bind(eqn, *(v[k] if isinstance(v, Pair) else v for v in operands))
-            for k in (0, 1)
-        ]
-        return [Pair(*both) for both in zip(*parts)]
-    if kind in _CONTROL:
-        return _CONTROL[kind](eqn, operands, name)
-    if kind in _RULES:
-        return [_RULES[kind](eqn, *operands)]
-    operand = eqn.invars[0].aval.str_short()
-    line = source_line(eqn)
-    raise ConversionError(
-        f"{name}: {kind} of {operand} has no rule for complex numbers{line and f' ({line})'}; compute with the real and the "
-        "imaginary part"
-    )
+def _applied_to_parts(eqn: Eqn, operands: Values) -> Values:
+    """Returns the results of a linear equation. Operands that are not pairs, such as indices, are given to both parts."""
+    parts = []
+    for k in (0, 1):
+        parts.append(jaxprs.bind(eqn, *(v[k] if isinstance(v, Pair) else v for v in operands)))
+    return list(map(Pair, *parts))
 
 
 # Functions ---------------------------------------------------------------------------------------------------------
@@ -149,8 +155,12 @@ def _converted(eqn: Eqn, x: Array | Pair) -> Array | Pair:
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return x.re.astype(dtype)
     part = jnp.finfo(dtype).dtype
-    z = x if isinstance(x, Pair) else Pair(x, jnp.zeros_like(x))
+    z = _pair(x)
     return Pair(z.re.astype(part), z.im.astype(part))
+
+
+def _pair(x: Array | Pair) -> Pair:
+    return x if isinstance(x, Pair) else Pair(x, jnp.zeros_like(x))
 
 
 def _product(eqn: Eqn, a: Pair, b: Pair) -> Pair:
@@ -163,20 +173,37 @@ def _product(eqn: Eqn, a: Pair, b: Pair) -> Pair:
     return Pair(dot(a.re, b.re) - dot(a.im, b.im), dot(a.re, b.im) + dot(a.im, b.re))
 
 
-_RULES: dict[str, Callable[..., Any]] = {
+def _conjugate(eqn: Eqn, z: Array | Pair) -> Pair:
+    z = _pair(z)
+    return Pair(z.re, -z.im)
+
+
+def _log(eqn: Eqn, z: Pair) -> Pair:
+    return Pair(jnp.log(_size(z)), jnp.arctan2(z.im, z.re))
+
+
+def _are_equal(eqn: Eqn, a: Pair, b: Pair) -> Array:
+    return (a.re == b.re) & (a.im == b.im)
+
+
+def _differ(eqn: Eqn, a: Pair, b: Pair) -> Array:
+    return ~_are_equal(eqn, a, b)
+
+
+_RULES: dict[str, Callable[..., Array | Pair]] = {
     "complex": _joined,
     "real": lambda eqn, z: z.re,
     "imag": lambda eqn, z: z.im,
-    "conj": lambda eqn, z: Pair(z.re, -z.im) if isinstance(z, Pair) else Pair(z, jnp.zeros_like(z)),
+    "conj": _conjugate,
     "mul": lambda eqn, a, b: a * b,
     "square": lambda eqn, z: z * z,
     "div": lambda eqn, a, b: a / b,
     "integer_pow": _power,
     "exp": _exp,
-    "log": lambda eqn, z: Pair(jnp.log(_size(z)), jnp.arctan2(z.im, z.re)),
+    "log": _log,
     "abs": lambda eqn, z: _size(z),
-    "eq": lambda eqn, a, b: (a.re == b.re) & (a.im == b.im),
-    "ne": lambda eqn, a, b: (a.re != b.re) | (a.im != b.im),
+    "eq": _are_equal,
+    "ne": _differ,
     "convert_element_type": _converted,
     "dot_general": _product,
 }
@@ -185,39 +212,57 @@ _RULES: dict[str, Callable[..., Any]] = {
 # Control flow ------------------------------------------------------------------------------------------------------
 
 
-def _scan(eqn: Eqn, operands: Values, name: str) -> Values:
-    p = eqn.params
-    n_consts, n_carry = jaxprs.scan_counts(p)
+def _scan(
+    pairs: _WithPairs,
+    operands: Values,
+    *,
+    jaxpr: ClosedJaxpr,
+    length: int,
+    reverse: bool,
+    unroll: int,
+    **params: Any,
+) -> Values:
+    n_consts, n_carry = jaxprs.scan_counts(params)
     consts = operands[:n_consts]
     carry = operands[n_consts : n_consts + n_carry]
     xs = operands[n_consts + n_carry :]
 
     def step(carry: Values, x: Values) -> tuple[Values, Values]:
-        out = _run(p["jaxpr"], [*consts, *carry, *x], name)
+        out = pairs.run(jaxpr, *consts, *carry, *x)
         return out[:n_carry], out[n_carry:]
 
-    length = None if xs else p["length"]  # which may be a symbolic dimension
-    carry, ys = lax.scan(step, carry, xs, length, p["reverse"], p["unroll"])
+    # The length may be a symbolic dimension.
+    carry, ys = lax.scan(step, carry, xs, None if xs else length, reverse, unroll)
     return [*carry, *ys]
 
 
-def _while(eqn: Eqn, operands: Values, name: str) -> Values:
-    p = eqn.params
-    first = p["cond_nconsts"]
-    after = p["cond_nconsts"] + p["body_nconsts"]
-    tests = operands[:first]
-    consts = operands[first:after]
-    return lax.while_loop(
-        lambda carry: _run(p["cond_jaxpr"], [*tests, *carry], name)[0],
-        lambda carry: _run(p["body_jaxpr"], [*consts, *carry], name),
-        operands[after:],
-    )
+def _while(
+    pairs: _WithPairs,
+    operands: Values,
+    *,
+    cond_jaxpr: ClosedJaxpr,
+    cond_nconsts: int,
+    body_jaxpr: ClosedJaxpr,
+    body_nconsts: int,
+    **_: Any,
+) -> Values:
+    tests = operands[:cond_nconsts]
+    consts = operands[cond_nconsts : cond_nconsts + body_nconsts]
+
+    def goes_on(carry: Values) -> Array:
+        return pairs.run(cond_jaxpr, *tests, *carry)[0]
+
+    def step(carry: Values) -> Values:
+        return pairs.run(body_jaxpr, *consts, *carry)
+
+    return lax.while_loop(goes_on, step, operands[cond_nconsts + body_nconsts :])
 
 
-def _cond(eqn: Eqn, operands: Values, name: str) -> Values:
+def _cond(
+    pairs: _WithPairs, operands: Values, *, branches: Sequence[ClosedJaxpr], **_: Any
+) -> Values:
     index, *values = operands
-    branches = [lambda *args, body=body: _run(body, args, name) for body in eqn.params["branches"]]
-    return lax.switch(index, branches, *values)
+    return lax.switch(index, [partial(pairs.run, body) for body in branches], *values)
 
 
 _CONTROL: dict[str, Callable[..., Values]] = {"scan": _scan, "while": _while, "cond": _cond}
