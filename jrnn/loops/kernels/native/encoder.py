@@ -91,9 +91,8 @@ class _VirtualInstruction(NamedTuple):
     operands: list[int]
 
 
-_MovedDim = tuple[
-    int, int, int
-]  # the size of an axis that a stage moves or reduces, its strides in `read` and `out`
+# The size of an axis that a stage moves or reduces, and its strides in `read` and `out`.
+_MovedDim = tuple[int, int, int]
 _NO_DIM: _MovedDim = (1, 0, 0)
 
 
