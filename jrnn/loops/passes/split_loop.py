@@ -131,26 +131,26 @@ class SplitLoop:
         loop = self.loop
         env = dict(env)
         stacked = dict(zip(loop.xs, xs))
-        over_time(self.hoisted_eqns, self.hoisted_vars, env, stacked)
+        _over_time(self.hoisted_eqns, self.hoisted_vars, env, stacked)
 
         # The residual loop.
-        run_residual = run_residual or self.residual.run
         positions = _others(loop, self.accumulated)
-        residual_init = [init[i] for i in positions]
+        residual = self.residual
+        residual_init = jaxprs.take(init, positions)
+        run_residual = run_residual or residual.run
         last, residual_ys = run_residual(
-            [env[v] for v in self.residual.consts],
+            jaxprs.take(env, residual.consts),
             residual_init,
-            [stacked[v] for v in self.residual.xs],
+            jaxprs.take(stacked, residual.xs),
             length,
         )
-        stacked.update(zip(self.residual.ys, residual_ys))
-        carries = zip(self.residual.carry, self.residual.carry_out, residual_init)
-        for v, out, first in carries:
+        stacked.update(zip(residual.ys, residual_ys))
+        for v, out, first in zip(residual.carry, residual.carry_out, residual_init):
             if v in self.shifted:
                 stacked[v] = jaxprs.shifted(stacked[out], first, loop.reverse)
 
         # What follows it.
-        over_time(self.sunk_eqns, self.sunk_vars, env, stacked)
+        _over_time(self.sunk_eqns, self.sunk_vars, env, stacked)
         carry = dict(zip(positions, last))
         time_sums = sums.TimeSums(loop.producers, stacked, env, length, self.contract)
         for i, values in self.accumulated.items():
@@ -162,10 +162,10 @@ class SplitLoop:
             carry[i] = accumulator.astype(dtype)
 
         ys = [jaxprs.stack(atom, env, stacked, length) for atom in loop.ys]
-        return [carry[i] for i in range(len(loop.carry))], ys
+        return jaxprs.take(carry, range(len(loop.carry))), ys
 
 
-def over_time(
+def _over_time(
     eqns: Sequence[Eqn],
     outs: Sequence[Var],
     env: Env,
@@ -210,7 +210,7 @@ def split(
     targets = list(dict.fromkeys(targets))
 
     # What of it is computed there.
-    carry_out = [loop.carry_out[i] for i in _others(loop, added)]
+    carry_out = jaxprs.take(loop.carry_out, _others(loop, added))
     sunk = vars_to_sink(loop, facts, available, carry_out, targets, moves)
     parts = divide(
         loop,
@@ -278,8 +278,8 @@ def divide(
                 shifted.append(v)
             if out not in available:
                 ys[out] = None
-    carry = [loop.carry[i] for i in positions]
-    carry_out = [loop.carry_out[i] for i in positions]
+    carry = jaxprs.take(loop.carry, positions)
+    carry_out = jaxprs.take(loop.carry_out, positions)
     body, _ = jaxprs.needed(eqns, [*carry_out, *ys], available.union(carry), effects=True)
     read = dict.fromkeys([*jaxprs.free_variables(body), *jaxprs.variables(carry_out)])
     residual = loop.part(positions, body, ys, read, const, available)
