@@ -15,26 +15,23 @@ from dataclasses import replace
 from typing import Any
 
 from jrnn import jaxprs
-from jrnn.errors import ScanError
 from jrnn.jaxprs.jax_internals import are_arrays, cached
 from jrnn.jaxprs.tangents import is_smooth
-from jrnn.jaxprs.work import TooMuchWork
 from jrnn.loops.costs.bounds import Bounds, bounds_of
-from jrnn.loops.costs.constants import BRIEF_SECONDS, CHUNKS
+from jrnn.loops.costs.constants import BRIEF_SECONDS
 from jrnn.loops.costs.equation_costs import has_large_products, product_seconds
 from jrnn.loops.costs.estimates import Estimator, Terms, size_in_words, total
 from jrnn.loops.costs.machines import Machine
 from jrnn.loops.costs.target import Target
 from jrnn.loops.ir import (
+    AUTO,
     Loop,
     Options,
     Provenance,
     ScanParams,
     Unsupported,
     checked_passes,
-    observers,
     planning,
-    tag,
 )
 from jrnn.loops.passes import Moves, compose_views, reads_rows, split, transpose_constant_rhs
 from jrnn.loops.passes.canonical import SIMPLIFICATIONS, reads_array_literals
@@ -42,10 +39,19 @@ from jrnn.loops.passes.canonical.axis_order import AxisOrder, normalize_axes
 from jrnn.loops.passes.canonical.constant_carries import eliminate_carries
 from jrnn.loops.passes.canonical.random_keys import HoistedKeys, hoist_random_keys
 from jrnn.loops.passes.canonical.unpack import unpack_carries
-from jrnn.loops.plan import LAX_SCAN, NOTHING_TO_GAIN, Candidate, Plan, Rejected, cheapest
+from jrnn.loops.plan import (
+    LAX_SCAN,
+    NOTHING_TO_GAIN,
+    Candidate,
+    Plan,
+    Rejected,
+    cheapest,
+    left_after_error,
+)
 from jrnn.loops.strategies import try_associative, try_native
 from jrnn.loops.strategies.context import NO_COST, Context
 from jrnn.loops.strategies.nodes import Adapter, Split, Steps, adapted
+from jrnn.loops.strategies.plan_chunks import plan_to_differentiate
 from jrnn.loops.strategies.try_arithmetic import try_arithmetic
 from jrnn.loops.strategies.try_few_kernels import try_few_kernels
 from jrnn.loops.strategies.try_split import try_split
@@ -53,7 +59,6 @@ from jrnn.loops.strategies.try_unrolled import try_unrolled
 
 Strategy = Callable[[Context], Sequence[Candidate]]  # it may raise `Unsupported` with the reason
 
-AUTO = "auto"  # the executor that leaves the choice to `compile_loop`
 SCAN = "scan"  # the strategy that every loop has
 ON_CPU: dict[str, Strategy] = {
     try_associative.NAME: try_associative.try_associative,
@@ -188,64 +193,6 @@ def _compile(loop: Loop, target: Target, options: Options, provenance: Provenanc
             return plan
         over_budget = (*over_budget, (chosen, too_long))
         candidates = [c for c in candidates if c is not chosen]
-
-
-@cached(256)
-def plan_to_differentiate(
-    scan: ScanParams, target: Target, options: Options, tangents: tuple[bool, ...]
-) -> Plan | None:
-    """Returns the plan of a loop that is about to be differentiated, or None if it need not be read.
-
-    A plan without a node leaves it to JAX's rules.
-
-    Args:
-        scan: the loop.
-        target: what it is lowered for.
-        options: the caller's.
-        tangents: which of its inputs have tangents.
-    """
-    body = jaxprs.jaxpr_of(scan.jaxpr)
-    if not jaxprs.is_known(scan.length) or body.effects:
-        return None
-    if not are_arrays([v.aval for v in body.invars]) or options.executor not in (AUTO, "chunks"):
-        return None
-    if options.executor == AUTO and not chunks_may_pay(scan):
-        return None
-    from jrnn.loops.strategies import try_chunks
-
-    try:
-        with tag.untagged(), planning.budget(scan.jaxpr):
-            return try_chunks.try_chunks(scan, target, options, tangents)
-    except Unsupported as why:
-        return Plan.left_to_jax(target, None, f"not {try_chunks.NAME}: {why.explained()}")
-    except Exception as error:
-        return left_after_error(error, target, None)
-
-
-def chunks_may_pay(scan: ScanParams) -> bool:
-    """Returns True if training a loop in chunks may be faster than step by step: T of two chunks, and a large state."""
-    if scan.length < CHUNKS.min_steps:
-        return False
-    _, carry, xs = scan.partition(jaxprs.jaxpr_of(scan.jaxpr).invars)
-    max_bytes = max(map(jaxprs.nbytes, xs), default=0)
-    for v in carry:
-        shape = v.aval.shape
-        is_matrix = len(shape) > 1 and sum(n > 1 for n in shape) > 1
-        is_large = (
-            jaxprs.nbytes(v) > 2 * max_bytes and jaxprs.elements(shape) >= CHUNKS.min_state_elements
-        )
-        if is_matrix and is_large:
-            return True
-    return False
-
-
-def left_after_error(error: Exception, target: Target, loop: Loop | None) -> Plan:
-    """Returns a plan that leaves the loop to JAX, with the error as the reason. Raises the error in tests."""
-    if isinstance(error, ScanError):
-        raise error
-    if isinstance(error, TooMuchWork):
-        return Plan.left_to_jax(target, loop, str(error))
-    return Plan.left_to_jax(target, loop, observers.report_unexpected(error, " in a pass"))
 
 
 # Parts of the decision, in the order of `_compile` ---------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """What happens to a tagged loop when JAX differentiates it. All that is decided then is decided here, from top to bottom.
 
 Once a loop is differentiated, what its step reads is among the residuals. So a program that is cheaper to differentiate has
-to replace the loop before that: `PROGRAMS` lists them in the order in which they are tried. If none applies, JAX's own rule
-differentiates the loop, with a step that stores fewer residuals (`derivatives/residuals.py`). The loops that JAX makes keep
-the tag, with what the lowering must know of them (`Provenance`).
+to replace the loop before that: `programs_instead` lists them in the order in which they are tried. If none applies, JAX's
+own rule differentiates the loop, with a step that stores fewer residuals (`derivatives/residuals.py`). The loops that JAX
+makes keep the tag, with what the lowering must know of them (`Provenance`).
 
 `with_linearize` and `with_jvp` wrap JAX's rules for the reverse and the forward mode; `install.py` puts them in place.
 """
@@ -26,22 +26,24 @@ from jrnn.jaxprs.jax_internals import (
     current_metadata,
 )
 from jrnn.jaxprs.tangents import is_smooth
-from jrnn.loops.compile import compile_loop, plan_to_differentiate
 from jrnn.loops.costs.target import Target
-from jrnn.loops.derivatives.checkpointed import in_segments
+from jrnn.loops.derivatives.checkpointed import PlanLoop, in_segments
 from jrnn.loops.ir import Provenance, ScanParams, Tag, observers, planning, tag
 from jrnn.loops.passes.canonical.constant_carries import eliminate_carries
 from jrnn.loops.passes.canonical.invariants import hoist_invariants
 from jrnn.loops.passes.canonical.lookups import hoist_lookups
 from jrnn.loops.passes.canonical.shared_operands import join_products
 from jrnn.loops.strategies.nodes import Steps, adapted
+from jrnn.loops.strategies.plan_chunks import plan_to_differentiate
 
 Rule = Callable[..., Any]  # of JAX, for scans
 Program = Callable[..., Sequence[Any]]  # runs a loop from all arguments of its equation
+# `(tag, loop, positions of the arguments with tangents) -> a program`, or None if it does not apply
+FindProgram = Callable[[Tag, ScanParams, Sequence[int]], Program | None]
 _WHERE = " where a loop is differentiated"
 
 
-def with_linearize(jax_rule: Rule) -> Rule:
+def with_linearize(jax_rule: Rule, programs: Sequence[FindProgram]) -> Rule:
     """Wraps JAX's rule for the reverse mode of a scan."""
 
     @functools.wraps(jax_rule)
@@ -51,7 +53,7 @@ def with_linearize(jax_rule: Rule) -> Rule:
         def transform(run: Program, values: Sequence[Any]) -> Any:
             return jax.linearize(run, *values)
 
-        results = _replaced(params, primals, argnums, transform)
+        results = _replaced(params, primals, argnums, transform, programs)
         if results is not None:
             return _linearization(results, primals, argnums)
         gradients_of = nonzeros if is_vjp else ()
@@ -67,7 +69,7 @@ def with_linearize(jax_rule: Rule) -> Rule:
     return linearize
 
 
-def with_jvp(jax_rule: Rule) -> Rule:
+def with_jvp(jax_rule: Rule, programs: Sequence[FindProgram]) -> Rule:
     """Wraps JAX's rule for the forward mode of a scan."""
 
     @functools.wraps(jax_rule)
@@ -77,7 +79,7 @@ def with_jvp(jax_rule: Rule) -> Rule:
         def transform(run: Program, values: Sequence[Any]) -> Any:
             return jax.jvp(run, values, [tangents[i] for i in argnums])
 
-        results = _replaced(params, primals, argnums, transform)
+        results = _replaced(params, primals, argnums, transform, programs)
         if results is not None:
             outs, out_tangents = results
             return outs, [_tangent(out, t) for out, t in zip(outs, out_tangents)]
@@ -138,7 +140,9 @@ def in_chunks(loop_tag: Tag, scan: ScanParams, argnums: Sequence[int]) -> Progra
     return _in_context(tag.untagged, scan.flat(plan.node.run, plan.constants))
 
 
-PROGRAMS = (plain_carries, in_chunks, functools.partial(in_segments, plan_loop=compile_loop))
+def programs_instead(plan_loop: PlanLoop) -> Sequence[FindProgram]:
+    """Returns the functions that find a program to replace a loop, in the order in which they are tried."""
+    return plain_carries, in_chunks, functools.partial(in_segments, plan_loop=plan_loop)
 
 
 def _replaced(
@@ -146,6 +150,7 @@ def _replaced(
     primals: Sequence[Any],
     argnums: Sequence[int],
     transform: Callable[[Program, Sequence[Any]], Any],
+    programs: Sequence[FindProgram],
 ) -> Any:
     """Returns what a transformation makes of the first program that applies, or None to leave the scan to JAX's rule.
 
@@ -154,13 +159,14 @@ def _replaced(
         primals: its arguments.
         argnums: the positions of the arguments that have tangents.
         transform: of a function of these arguments, and their values.
+        programs: find programs to replace the loop.
     """
     loop_tag = tag.tag_in(current_metadata())
     if loop_tag is None or not argnums:
         return None
     scan = ScanParams.of(params)
     values = [primals[i] for i in argnums]
-    for program in PROGRAMS:
+    for program in programs:
         with planning.budget(scan.jaxpr):
             run = observers.attempt(_WHERE, program, loop_tag, scan, argnums)
         if run is None:

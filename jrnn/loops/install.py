@@ -22,11 +22,11 @@ from jrnn.jaxprs.jax_internals import (
     lowered_metadata,
     mlir,
 )
-from jrnn.loops.compile import AUTO, SCAN, compile_loop, left_after_error
+from jrnn.loops.compile import SCAN, compile_loop
 from jrnn.loops.costs.target import PLATFORMS, Target
-from jrnn.loops.differentiate import with_jvp, with_linearize
-from jrnn.loops.ir import Options, ScanParams, Tag, observers, self_check, tag
-from jrnn.loops.plan import Plan
+from jrnn.loops.differentiate import programs_instead, with_jvp, with_linearize
+from jrnn.loops.ir import AUTO, Options, ScanParams, Tag, observers, self_check, tag
+from jrnn.loops.plan import Plan, left_after_error
 
 Rule = Callable[..., Any]
 _is_repeated = ContextVar("is_repeated", default=False)  # the body of a loop is lowered
@@ -39,8 +39,9 @@ def install() -> None:
         tag.rules_available = False
     else:
         # 1. A tagged loop is differentiated.
-        linearize = with_linearize(of_jax.linearize)
-        jvp = with_jvp(of_jax.jvp)
+        programs = programs_instead(compile_loop)
+        linearize = with_linearize(of_jax.linearize, programs)
+        jvp = with_jvp(of_jax.jvp, programs)
         # 2. It is lowered, and so are the loops that differentiation made of it.
         lower_while = repeating(of_jax.lower_while)
         lower_by_platform = {

@@ -15,11 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from jrnn.errors import ScanError
+from jrnn.jaxprs.work import TooMuchWork
 from jrnn.loops.costs.bounds import BETWEEN, Bounds, uncertainty
 from jrnn.loops.costs.compilation import added_seconds
 from jrnn.loops.costs.estimates import Estimate, Estimator, size_in_words
 from jrnn.loops.costs.target import Target
-from jrnn.loops.ir import Loop, Results
+from jrnn.loops.ir import Loop, Results, observers
 from jrnn.loops.ir.description import Description, Item, contractions, described
 
 LAX_SCAN = "lax.scan"  # the name of a plan that leaves the loop to JAX, and of the baseline
@@ -297,3 +299,12 @@ class Plan:
         if details:
             lines += textwrap.indent(self.comparison, "    ").splitlines()
         return lines
+
+
+def left_after_error(error: Exception, target: Target, loop: Loop | None) -> Plan:
+    """Returns a plan that leaves the loop to JAX, with the error as the reason. Raises the error in tests."""
+    if isinstance(error, ScanError):
+        raise error
+    if isinstance(error, TooMuchWork):
+        return Plan.left_to_jax(target, loop, str(error))
+    return Plan.left_to_jax(target, loop, observers.report_unexpected(error, " in a pass"))

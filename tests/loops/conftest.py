@@ -8,13 +8,13 @@ import pytest
 from eager import eager_passes
 
 from jrnn.jaxprs import interned
-from jrnn.loops import compile as compiling
 from jrnn.loops.affine.chunkwise.chunked import Chunkwise
 from jrnn.loops.costs import machines
 from jrnn.loops.costs.estimates import Estimate
 from jrnn.loops.derivatives import residuals
 from jrnn.loops.ir import strict_passes
 from jrnn.loops.kernels.native import library
+from jrnn.loops.strategies import plan_chunks
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +54,8 @@ def without_kernel(monkeypatch):
 @pytest.fixture
 def in_chunks_always(monkeypatch):
     """Loops over small matrix states and of few steps run in chunks too, so that their tests are quick."""
-    monkeypatch.setattr(compiling, "chunks_may_pay", lambda *args: True)
+    monkeypatch.setattr(plan_chunks, "chunks_may_pay", lambda *args: True)
     monkeypatch.setattr(Chunkwise, "estimate", lambda *args: Estimate(0.0, 0))
-    compiling.plan_to_differentiate.cache_clear()
+    plan_chunks.plan_to_differentiate.cache_clear()
     yield
-    compiling.plan_to_differentiate.cache_clear()
+    plan_chunks.plan_to_differentiate.cache_clear()

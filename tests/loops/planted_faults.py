@@ -18,7 +18,6 @@ def main(kind):
     import jax.numpy as jnp
 
     import jrnn
-    from jrnn.loops import compile as compiling
     from jrnn.loops.affine.chunkwise.chunked import Chunkwise
     from jrnn.loops.compile import compile_loop
     from jrnn.loops.costs import machines
@@ -26,6 +25,7 @@ def main(kind):
     from jrnn.loops.costs.target import Target
     from jrnn.loops.derivatives.residuals import Stacks, step_with_fewer_residuals
     from jrnn.loops.ir import ScanParams, observers, tag
+    from jrnn.loops.strategies import plan_chunks
 
     if kind == "newton":
 
@@ -54,7 +54,7 @@ def main(kind):
     if kind in ("chunks", "residuals"):
         free = Estimate(0.0, 0)
         Chunkwise.estimate = lambda *args: free
-        compiling.chunks_may_pay = lambda *args: kind == "chunks"
+        plan_chunks.chunks_may_pay = lambda *args: kind == "chunks"
         names = "delta_product_as_matrices gated_delta kda gla mlstm resetting linear decay_per_row_and_column momentum"
         for name in names.split():
             step = getattr(layers, name)

@@ -16,8 +16,8 @@ from jrnn.loops.affine.chunkwise.chunked import Chunkwise, chunkwise
 from jrnn.loops.affine.chunkwise.control_flow import expand_control
 from jrnn.loops.affine.chunkwise.labeled import variables
 from jrnn.loops.affine.terms import Factor, Term
-from jrnn.loops.compile import chunks_may_pay
 from jrnn.loops.ir import Loop, ScanParams, observers
+from jrnn.loops.strategies.plan_chunks import chunks_may_pay
 from jrnn.loops.strategies.try_chunks import plain_form
 
 pytestmark = pytest.mark.usefixtures("rewritten", "in_chunks_always")

@@ -6,8 +6,8 @@ import pytest
 import random_compositions
 from random_compositions import fault
 
-from jrnn.loops import compile as compiling
 from jrnn.loops.affine.chunkwise.chunked import Chunkwise
+from jrnn.loops.strategies import plan_chunks
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("rewritten")
 @pytest.mark.parametrize("start", range(0, 3000, 60))
 def test_results_and_gradients_are_those_of_the_loop(start, monkeypatch):
     # They are set again after the test.
-    monkeypatch.setattr(compiling, "chunks_may_pay", compiling.chunks_may_pay)
+    monkeypatch.setattr(plan_chunks, "chunks_may_pay", plan_chunks.chunks_may_pay)
     monkeypatch.setattr(Chunkwise, "estimate", Chunkwise.estimate)
     random_compositions.often_in_chunks()
     if start == 0:

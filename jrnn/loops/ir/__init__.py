@@ -23,10 +23,11 @@ from jrnn.loops.ir.scans import (
     scan_in_segments,
     traced_loops,
 )
-from jrnn.loops.ir.tag import Options, Provenance, Tag
+from jrnn.loops.ir.tag import AUTO, Options, Provenance, Tag
 from jrnn.loops.ir.unsupported import CARRY, Unsupported
 
 __all__ = [
+    "AUTO",
     "CARRY",
     "FlatScan",
     "Length",

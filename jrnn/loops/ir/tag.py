@@ -16,6 +16,8 @@ import jax
 from jrnn.jaxprs import TAG
 from jrnn.jaxprs.jax_internals import set_xla_metadata
 
+AUTO = "auto"  # the executor that leaves the choice to `compile.py`
+
 
 class Options(NamedTuple):
     """The caller's options.
@@ -29,7 +31,7 @@ class Options(NamedTuple):
         compile_budget: how many seconds longer than `jax.lax.scan` the program of the loop may compile, or None.
     """
 
-    executor: str = "auto"
+    executor: str = AUTO
     recompute: str | tuple[str, ...] | None = None
     strict: bool = False
     memory: float | None = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from jrnn.errors import ScanError, near
 from jrnn.loops.compile import AUTO, ON_CPU, REFUSALS, SCAN
-from jrnn.loops.ir import Loop
+from jrnn.loops.ir import traced_loops
 from jrnn.loops.newton import Newton
+from jrnn.loops.wrappers.recompute import check_names
 
 ASSOCIATIVE = "associative"
 NATIVE = "native"
@@ -45,15 +47,26 @@ def check_options(executor: str, recompute: Any, until: Any) -> None:
         raise ScanError(f"scan: executor {executor!r} {why}; use 'auto' or 'scan'")
 
 
-def may_refuse(executor: str) -> bool:
-    """Returns whether an executor that is asked for by name raises where it cannot run a step."""
-    return executor in REFUSALS
+def check_step(
+    executor: str, names: Any, loop: Callable[[Any, Any], Any], init: Any, xs: Any
+) -> None:
+    """Raises a ScanError if an executor cannot run the step of a loop, or if no value of the step has a name.
 
-
-def check_loop(executor: str, loop: Loop) -> None:
-    """Raises a ScanError if an executor cannot run a loop."""
-    why = REFUSALS[executor](loop)
-    if why is not None:
-        raise ScanError(
-            f"scan: executor {executor!r} cannot run this step ({why}); use 'auto' or 'scan'"
-        )
+    Args:
+        executor: the name of the executor.
+        names: the option `recompute`, which may be a tuple of names.
+        loop: runs `jax.lax.scan` from an initial carry and inputs.
+        init, xs: these.
+    """
+    refusal = REFUSALS.get(executor)
+    has_names = isinstance(names, tuple)
+    if refusal is None and not has_names:
+        return
+    for traced in traced_loops(loop, init, xs):
+        if has_names:
+            check_names(names, traced.eqns)
+        why = None if refusal is None else refusal(traced)
+        if why is not None:
+            raise ScanError(
+                f"scan: executor {executor!r} cannot run this step ({why}); use 'auto' or 'scan'"
+            )

@@ -28,7 +28,7 @@ from jrnn.errors import ScanError
 from jrnn.files import plain
 from jrnn.jaxprs.jax_internals import is_traced
 from jrnn.loops import newton
-from jrnn.loops.ir import Options, Tag, observers, scan_in_segments, self_check, tag, traced_loops
+from jrnn.loops.ir import Options, Tag, observers, scan_in_segments, self_check, tag
 from jrnn.loops.newton import Newton
 from jrnn.loops.scan import executors
 from jrnn.loops.wrappers import compiled_calls, early_exit, tracing
@@ -315,9 +315,7 @@ def _scan_at_once(call: ScanCall) -> Results:
     observers.notify(
         "newton: all steps at once, so there is no loop to explain; scan_statistics reports what it does"
     )
-    results: Results = solve(call.step, call.init, call.xs, call.length, call.reverse, call.newton)[
-        0
-    ]
+    results, _ = solve(call.step, call.init, call.xs, call.length, call.reverse, call.newton)
     return results
 
 
@@ -392,16 +390,8 @@ def _tagged_scan(call: ScanCall) -> Results:
 
 def _check_step(call: ScanCall, step: Callable[..., Any], recompute: Any) -> None:
     """Raises a ScanError if the executor cannot run the step, or if the step has no value of a given name."""
-    has_names = isinstance(recompute, tuple)
-    may_refuse = executors.may_refuse(call.executor)
-    if not may_refuse and not has_names:
-        return
 
     def loop(init: Any, xs: Any) -> Results:
         return jax.lax.scan(step, init, xs, call.length, call.reverse)
 
-    for each in traced_loops(loop, call.init, call.xs):
-        if has_names:
-            recomputation.check_names(recompute, each.eqns)
-        if may_refuse:
-            executors.check_loop(call.executor, each)
+    executors.check_step(call.executor, recompute, loop, call.init, call.xs)
