@@ -21,7 +21,6 @@ from jrnn.loops.costs.bounds import Bounds, bounds_of
 from jrnn.loops.costs.constants import BRIEF_SECONDS
 from jrnn.loops.costs.equation_costs import has_large_products, product_seconds
 from jrnn.loops.costs.estimates import Estimator, Terms, size_in_words, total
-from jrnn.loops.costs.machines import Machine
 from jrnn.loops.costs.target import Target
 from jrnn.loops.ir import (
     AUTO,
@@ -138,7 +137,7 @@ def _compile(loop: Loop, target: Target, options: Options, provenance: Provenanc
     hoists_keys = target.is_estimated and has_large_products(loop.eqns)
     form, adapters, passes = canonical_form(loop, target.devices, hoists_keys)
     if target.is_estimated:
-        form = _with_transposed_constants(form, baseline, target.machine)
+        form = _with_transposed_constants(form, baseline, target)
 
     # 4. On accelerators, a loop that is not differentiated runs as if it were: values are the same, and so is the gain.
     if not target.is_estimated and provenance.written_reverse is None and options.memory is None:
@@ -262,13 +261,13 @@ def canonical_form(
     return (form if form is loop else compose_views(form)), adapters, applied
 
 
-def _with_transposed_constants(loop: Loop, baseline: Candidate, machine: Machine) -> Loop:
+def _with_transposed_constants(loop: Loop, baseline: Candidate, target: Target) -> Loop:
     """Returns the loop with constants that are transposed once, if that saves a part of its time.
 
     Tiny products have no layout to gain.
     """
     products = [e for e in loop.eqns if e.primitive.name == "dot_general"]
-    product_time = sum(product_seconds(e, None, machine) for e in products)
+    product_time = sum(product_seconds(e, None, target.machine) for e in products)
     whole_time = baseline.estimate.seconds
     if jaxprs.extent(loop.length) * product_time <= _TRANSPOSED_MIN_GAIN * whole_time:
         return loop
@@ -279,7 +278,7 @@ def _with_transposed_constants(loop: Loop, baseline: Candidate, machine: Machine
     for form in (loop, transposed):
         split_loop = split(form, moves=Moves())
         node = Split(split_loop, Steps(split_loop.residual))
-        seconds.append(node.estimate(Estimator(form, machine)).seconds)
+        seconds.append(node.estimate(Estimator(form, target.machine)).seconds)
     before, after = seconds
     return transposed if after < (1 - _TRANSPOSED_MIN_GAIN) * before else loop
 

@@ -27,9 +27,8 @@ import numpy as np
 from jrnn.errors import ScanError
 from jrnn.files import plain
 from jrnn.jaxprs.jax_internals import is_traced
-from jrnn.loops import newton
 from jrnn.loops.ir import Options, Tag, observers, scan_in_segments, self_check, tag
-from jrnn.loops.newton import Newton
+from jrnn.loops.newton import Newton, options_of
 from jrnn.loops.scan import executors
 from jrnn.loops.wrappers import compiled_calls, early_exit, tracing
 from jrnn.loops.wrappers import recompute as recomputation
@@ -192,7 +191,7 @@ def scan(
         reverse=reverse,
         unroll=unroll,
         executor=name,
-        newton=newton.options_of(executor),
+        newton=options_of(executor),
         lengths=lengths,
         resets=resets,
         reset_state=reset_state,
