@@ -17,9 +17,9 @@ from jrnn import jaxprs
 from jrnn.loops.costs import machines
 from jrnn.loops.ir import Unsupported, traced_loops
 from jrnn.loops.kernels.native import library
-from jrnn.loops.kernels.native.affine_call import affine_call
 from jrnn.loops.kernels.native.affine_step import affine_step
 from jrnn.loops.kernels.unrolled import run_unrolled
+from jrnn.loops.strategies.try_unrolled import call_in_blocks
 
 LENGTHS = [8, 21]  # of an iteration and more, and of iterations and a rest
 
@@ -175,7 +175,7 @@ def compiled(n, length, reverse):
     (loop,) = traced_loops(plain, (a, b), (np.float32(0),) * n, np.zeros(length, np.float32))
 
     def in_kernel(c, init, xs):
-        carry, ys = affine_call(affine_step(scalars(loop))).run(numbers(c), init, [xs], length)
+        carry, ys = call_in_blocks(scalars(loop)).run(numbers(c), init, [xs], length)
         return tuple(carry), tuple(ys)
 
     return jax.jit(in_kernel), jax.jit(plain)
@@ -367,7 +367,7 @@ def test_an_affine_loop_that_is_no_single_kernel_runs_in_blocks(limited, reverse
 def in_blocks(step, init, xs, reverse=False, level=0):
     """Runs a loop by the kernel, whatever its cost is."""
     loop = loop_of(step, init, xs, reverse)
-    call = replace(affine_call(affine_step(loop)), level=level)
+    call = replace(call_in_blocks(loop), level=level)
     leaves = jax.tree.leaves
     carry, ys = jax.jit(lambda init, xs: call.run(loop.closed().consts, init, xs, loop.length))(
         leaves(init), leaves(xs)
@@ -479,7 +479,7 @@ def test_infinities_and_nan_of_gates_are_where_the_loop_has_them(pytestconfig, r
 
     first, xs = random_gate(rng, 300)
     loop = loop_of(step, first, xs, reverse)
-    call = affine_call(affine_step(loop))
+    call = call_in_blocks(loop)
     ours = jax.jit(lambda init, xs: call.run([], [init], xs, 300))
     theirs = jax.jit(lambda init, xs: jax.lax.scan(step, init, xs, reverse=reverse))
     finite = 0

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
+from jrnn.loops.affine.reader import read_diagonal
 from jrnn.loops.costs.bounds import ELEMENTWISE_MIN_GAIN
 from jrnn.loops.costs.constants import TINY_LOOP
 from jrnn.loops.costs.estimates import Estimate, Estimator, Terms, estimate, total
@@ -191,14 +192,23 @@ def _tiny_nodes(
     return [Unrolled(residual, size, why), *blocks] if size else blocks
 
 
-def _affine(context: Context, loop: Loop) -> AffineCall:
-    """Returns the call of the kernel for an affine loop; raises `Unsupported` if there is none."""
+def call_in_blocks(loop: Loop) -> AffineCall:
+    """Returns the call of the kernel for an affine loop, with the coefficients of a single carry."""
     from jrnn.loops.kernels.native.affine_call import affine_call
     from jrnn.loops.kernels.native.affine_step import affine_step
 
+    step = affine_step(loop)
+    if len(step.carries) > 1:
+        return affine_call(step)
+    affine = read_diagonal(loop, step.carries, step.eqns)
+    return affine_call(step, [*affine.a[0], *affine.b], affine.eqns)
+
+
+def _affine(context: Context, loop: Loop) -> AffineCall:
+    """Returns the call of the kernel for an affine loop; raises `Unsupported` if there is none."""
     if context.target.exported:
         raise Unsupported("the program is exported")
-    call = affine_call(affine_step(loop))
+    call = call_in_blocks(loop)
     for i in call.step.sums:
         dtype = loop.carry[i].aval.dtype
         if dtype != call.step.dtype and jnp.issubdtype(dtype, jnp.inexact):

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn, Var
-from jrnn.loops.affine.reader import read_diagonal
+from jrnn.jaxprs import Atom, Eqn, Var
 from jrnn.loops.ir import Loop, Results, Unsupported
 from jrnn.loops.kernels.native import library
 from jrnn.loops.kernels.native.affine_program import (
@@ -26,7 +25,6 @@ from jrnn.loops.kernels.native.affine_program import (
     Encoded,
     Instruction,
     Instructions,
-    Key,
     encoded,
     is_known,
     key_of,
@@ -159,20 +157,26 @@ class Sums:
         )
 
 
-def affine_call(step: ScalarStep) -> AffineCall:
-    """Returns the call for a step. Raises `Unsupported` with the reason if there is none."""
+def affine_call(
+    step: ScalarStep,
+    ends: Sequence[Atom] = (),
+    recurrence: Sequence[Eqn] = (),
+) -> AffineCall:
+    """Returns the call for a step. Raises `Unsupported` with the reason if there is none.
+
+    Args:
+        step: the step.
+        ends: of a single carry, its coefficient and its offset, as `jrnn.loops.affine.reader` reads them.
+        recurrence: the equations that compute these.
+    """
     _check(step)
     loop = step.loop
-    recurrence: list[Instruction] = []
-    coefficients: list[Key] = []
-    if len(step.carries) == 1:
-        affine = read_diagonal(loop, step.carries, step.eqns)
-        recurrence = list(map(Instruction.of, affine.eqns))
-        coefficients = list(map(key_of, (*affine.a[0], *affine.b)))
+    coefficients = list(map(key_of, ends))
+    of_recurrence = list(map(Instruction.of, recurrence))
 
     # Before the affine part, the kernel computes what that part reads and values determine.
     known = known_from_values(step)
-    read = [*step.inputs, *coefficients, *operands_of(recurrence)]
+    read = [*step.inputs, *coefficients, *operands_of(of_recurrence)]
     before, _ = jaxprs.needed(known, [k for k in read if isinstance(k, Var)], ())
     there = {*step.values, *jaxprs.results(before)}
     computed = there.union(jaxprs.results(known))
@@ -196,7 +200,7 @@ def affine_call(step: ScalarStep) -> AffineCall:
         else:
             summands.append((v,))
     instructions = Instructions(
-        before=[*map(Instruction.of, before), *recurrence],
+        before=[*map(Instruction.of, before), *of_recurrence],
         affine=[Instruction.of(e) for e in step.eqns if is_known(e, step.dtype, OF_STEPS)],
         after=list(map(Instruction.of, after)),
         recurrence=len(recurrence),

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
-from jrnn.loops.affine.carries import Group
 from jrnn.loops.ir import Loop, Unsupported
 from jrnn.loops.passes.sums import added_to_carries
 
@@ -45,7 +44,7 @@ class ScalarStep:
     """
 
     loop: Loop
-    carries: Group
+    carries: tuple[int, ...]
     sums: Added
     inputs: Variables
     values: Variables
