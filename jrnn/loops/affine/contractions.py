@@ -28,6 +28,7 @@ from jrnn.loops.affine.terms import (
     Row,
     Term,
     Terms,
+    without,
 )
 from jrnn.loops.ir import CARRY, Unsupported
 
@@ -83,7 +84,7 @@ class Contractions(AxisLabels):
         labels: dict[Label, None] = {}
         for factor in factors:
             labels.update(dict.fromkeys(self.resolved(factor.labels)))
-        return tuple(l for l in labels if l not in (None, label))
+        return without(labels, (None, label))
 
     def _state_terms(
         self,

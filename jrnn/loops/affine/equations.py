@@ -24,6 +24,7 @@ from jrnn.loops.affine.terms import (
     Term,
     factors_in,
     factors_of,
+    without,
 )
 from jrnn.loops.affine.varying import long_axes, sources_of, varying_axes
 from jrnn.loops.ir import CARRY, Unsupported
@@ -211,7 +212,7 @@ class Forms(Contractions):
             value = replace(slices[0], terms=added_up(self, (), terms))
         if long:
             k = self._choose_k(long)
-            sums = tuple(l for l in long if l != k)
+            sums = without(long, (k,))
             value = replace(self._contract(value, k), sums=sums)
         self.products.append(jax.lax.Precision.HIGHEST)
         return replace(value, labels=remaining)
@@ -252,7 +253,7 @@ class Forms(Contractions):
         if len(long) > 1 and not is_of_state:
             raise Unsupported("a contraction over several axes")
         over = self._choose_k(long) if long else None
-        sums = tuple(l for l in long if l != over)
+        sums = without(long, (over,))
 
         result_labels = jaxprs.take(labels[0], dims[1][0])
         for of_operand, summed_axes, batch_axes in zip(labels, *dims):

@@ -26,7 +26,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.affine.carries import DECAYS_ALONE, ON_INPUTS, Group
 from jrnn.loops.affine.equations import Forms
-from jrnn.loops.affine.terms import AffineSum, Axes, Row, Term, Terms, factors_in, rows_of
+from jrnn.loops.affine.terms import AffineSum, Axes, Row, Term, Terms, factors_in, rows_of, without
 from jrnn.loops.ir import CARRY, Loop, Unsupported
 
 Matrices = tuple[tuple[Term, Term], ...]  # a matrix that is the same at every step, and a factor
@@ -231,7 +231,7 @@ def _check_factors(
                 remedy="a decay, or I - k k^T, can be applied in chunks",
             )
     for factor in factors_in(terms):
-        labels = [l for l in forms.resolved(factor.labels) if l is not None]
+        labels = without(forms.resolved(factor.labels), (None,))
         if len(labels) > len(set(labels)):
             raise Unsupported(f"a matrix has one axis of {CARRY} twice", remedy=ON_INPUTS)
 

@@ -59,6 +59,7 @@ from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.affine.blocks import Blocks
 from jrnn.loops.affine.carries import DECAYS_ALONE, ON_INPUTS, CarrySchedule, Group, Values
 from jrnn.loops.affine.matrix import matrix_form
+from jrnn.loops.affine.terms import without
 from jrnn.loops.ir import Loop, Unsupported
 
 MOST_TOGETHER = 4  # two steps of K carries compose with K^3 products
@@ -128,7 +129,7 @@ def read_step(
         if len(group) > 1 or len(shape) < 2:
             raise
     form = matrix_form(loop, group, schedule.known, [], constants)
-    same = tuple(axis for axis in form.free if axis not in form.columns)
+    same = without(form.free, form.columns)
     aligned = set(range(len(shape))).difference(same, [form.forms.contracted])
     return AffineStep(
         kind="matrix",

@@ -31,6 +31,11 @@ Product = tuple["Factor", ...]
 _LONGEST_UNROLLED = 8  # an axis that S does not have, and over which rows are summed, is unrolled if it is this short
 
 
+def without(labels: Iterable[Any], others: Collection[Any]) -> tuple[Any, ...]:
+    """Returns the labels, without some others, in their order."""
+    return tuple(l for l in labels if l not in others)
+
+
 @dataclass(frozen=True, eq=False)
 class Factor:
     """A value that does not depend on the carry.
@@ -140,9 +145,7 @@ class AxisLabels:
         return tuple(map(self.find, labels))
 
     def labels_of(self, factor: Factor) -> set[int]:
-        labels = set(self.resolved(factor.labels))
-        labels.discard(None)
-        return labels
+        return set(without(self.resolved(factor.labels), (None,)))
 
     def labels_in(self, terms: Iterable[Term]) -> set[int]:
         return set().union(*map(self.labels_of, factors_in(terms)))
@@ -157,13 +160,13 @@ class AxisLabels:
         return tuple(other if l == label else l for l in self.resolved(labels))
 
     @property
-    def long_axes(self) -> list[int]:
+    def long_axes(self) -> Axes:
         """The labels of the axes of S that are longer than 1."""
-        return [l for l in self.axes if l is not None]
+        return without(self.axes, (None,))
 
     def free_of(self, fixed: Collection[int]) -> Axes:
         """Returns the axes of S, without K and those that are fixed."""
-        return tuple(l for l in self.long_axes if l != self.contracted and l not in fixed)
+        return without(self.long_axes, {self.contracted, *fixed})
 
     def _fresh(self, size: int) -> int:
         label = next(self._numbers)
@@ -249,8 +252,7 @@ class AxisLabels:
         if isinstance(factor.operand, tuple):
             if all(changed[part] is part for part in factor.parts):
                 return factor
-            remaining = tuple(l for l in new_labels if l is not None)
-            return replace(factor.with_parts(changed), labels=remaining)
+            return replace(factor.with_parts(changed), labels=without(new_labels, (None,)))
         if label not in labels:
             return factor
         if other is not None:

@@ -22,7 +22,8 @@ from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Env, Var
-from jrnn.loops.affine.terms import Factor, Term, factors_of
+from jrnn.loops.affine.terms import Factor, Term, factors_in, factors_of
+from jrnn.loops.affine.terms import without as without
 
 Label = int | str
 Labels = tuple[Label, ...]
@@ -65,11 +66,6 @@ class Labeled:
 
 
 Product = Labeled | None  # None stands for what changes nothing: 1 in a product, 0 in a sum
-
-
-def without(labels: Iterable[Any], others: Collection[Any]) -> Labels:
-    """Returns the labels, without some others, in their order."""
-    return tuple(l for l in labels if l not in others)
 
 
 def union(arrays: Iterable[Labeled], last: Sequence[Label] = ()) -> Labels:
@@ -218,7 +214,5 @@ class Factors:
 
 def variables(terms: Iterable[Term]) -> list[Var]:
     """Returns the variables that the factors of terms read, in their order."""
-    factors: list[Factor] = []
-    for term in terms:
-        factors += term.factors
-    return list(dict.fromkeys(jaxprs.variables(f.operand for f in factors_of(factors))))
+    factors = factors_of(factors_in(terms))
+    return list(dict.fromkeys(jaxprs.variables(f.operand for f in factors)))
