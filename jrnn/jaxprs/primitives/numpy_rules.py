@@ -18,9 +18,8 @@ Evaluate = Callable[..., Any]  # from the operands, and the parameters as keywor
 Function = Callable[..., Array]  # of arrays alone
 Axes = Sequence[int]
 
-ANY = "biufcV"  # the kinds of types; V is bfloat16
-REAL = "iufcV"
-FLOAT = "fcV"
+FLOAT = "fcV"  # kinds of types; V is bfloat16
+_KINDS = {"any": "biufcV", "real": "iufcV", "float": FLOAT}
 
 
 def of_kinds(kinds: str) -> Callable[[Function], Evaluate]:
@@ -44,7 +43,7 @@ def of_numpy(name: str, column: str) -> Evaluate:
     kinds, _, other_name = column.partition(" ")
     home, _, function = (other_name or name).rpartition(".")
     module = importlib.import_module(home or "numpy")  # scipy takes as long to load as JAX
-    return of_kinds(kinds)(getattr(module, function))
+    return of_kinds(_KINDS.get(kinds, kinds))(getattr(module, function))
 
 
 # Elements ------------------------------------------------------------------------------------------------------------
@@ -192,7 +191,7 @@ def _as_matrices(x: Array, over: Axes, batch: Axes) -> tuple[Array, list[int], l
     return moved.reshape(*batch_sizes, math.prod(free_sizes), depth), batch_sizes, free_sizes
 
 
-def reduction(function: Function, kinds: str = ANY) -> Evaluate:
+def reduction(function: Function, kinds: str = "biufcV") -> Evaluate:
     """Returns the rule of a reduction of arrays with elements. Those of 16-bit numbers are made in 32 bits."""
 
     def rule(x: Array, *, axes: Axes, **_: Any) -> Array | None:

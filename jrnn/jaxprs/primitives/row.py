@@ -46,8 +46,9 @@ class Row:
         even: the extremes over ranges of the operands are at their ends, or at 0.
         slope: a bound of the slope of a function of one variable (`slopes.py`).
         rounds_inside: results near 0 are rounded as if they were near 1.
-        numpy: numpy's function for operands of some types, as "kinds" or "kinds name" (V is bfloat16); or a function of
-            the operands, with the parameters as keywords, which returns None for a case that it does not cover.
+        numpy: numpy's function for operands of some types, as "kinds" or "kinds name"; kinds are any, real, float, or
+            numpy's letters (V is bfloat16). Or a function of the operands, with the parameters as keywords, which returns
+            None for a case that it does not cover.
         neutral: the second operand for which the result is the first one.
         commutes: the operands may be swapped.
         copies: the result is the operand, and the derivative is 1 or 0.

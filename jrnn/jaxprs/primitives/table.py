@@ -7,6 +7,7 @@ that rows name: `shapes` for axes and sizes, `slopes` for enclosures, `numpy_rul
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import Any
 
@@ -20,7 +21,6 @@ from jrnn.jaxprs.primitives import (
     shapes,
     slopes,
 )
-from jrnn.jaxprs.primitives.numpy_rules import ANY, FLOAT, REAL
 from jrnn.jaxprs.primitives.row import Kind, Row, row
 
 UNKNOWN = row("unknown")
@@ -35,6 +35,7 @@ def enter(names: str, kind: Kind, **columns: Any) -> None:
         TABLE[name] = shared
 
 
+elementwise = functools.partial(enter, kind="elementwise")
 _UNIT = (-1.0, 1.0)
 _POSITIVE = (0.0, np.inf)
 _AFTER_FIRST = range(1, 99)
@@ -47,149 +48,136 @@ _COPY: dict[str, Any] = {
 }
 
 # Sums and products.
-enter("add", "elementwise", linear="jointly", neutral=0, commutes=True, monotone=True, numpy=REAL)
-enter(
+elementwise("add", linear="jointly", neutral=0, commutes=True, monotone=True, numpy="real")
+elementwise(
     "add_any",
-    "elementwise",
     linear="jointly",
     neutral=0,
     commutes=True,
     monotone=True,
-    numpy=f"{REAL} add",
+    numpy="real add",
 )
-enter("sub", "elementwise", linear="jointly", neutral=0, monotone=True, numpy=f"{REAL} subtract")
-enter("neg", "elementwise", linear="jointly", monotone=True, numpy=f"{REAL} negative")
-enter(
+elementwise("sub", linear="jointly", neutral=0, monotone=True, numpy="real subtract")
+elementwise("neg", linear="jointly", monotone=True, numpy="real negative")
+elementwise(
     "mul",
-    "elementwise",
     linear="each",
     neutral=1,
     commutes=True,
     monotone=True,
-    numpy=f"{REAL} multiply",
+    numpy="real multiply",
 )
-enter("div", "elementwise", neutral=1, cost=0.3, numpy=f"{FLOAT} divide")
-enter("rem", "elementwise", cost=3.0, jumps=True, numpy="f fmod")  # of floats XLA:CPU calls fmod
-enter("mulhi", "elementwise", commutes=True)
-enter("square", "elementwise", even=True, slope=slopes.far_from_zero, numpy=REAL)
-enter(
+elementwise("div", neutral=1, cost=0.3, numpy="float divide")
+elementwise("rem", cost=3.0, jumps=True, numpy="f fmod")  # of floats XLA:CPU calls fmod
+elementwise("mulhi", commutes=True)
+elementwise("square", even=True, slope=slopes.far_from_zero, numpy="real")
+elementwise(
     "one_minus_square",
-    "elementwise",
     definition=definitions.one_minus_square,
     even=True,
     slope=slopes.far_from_zero,
     numpy=numpy_rules.one_minus_square,
 )
-enter("integer_pow", "elementwise", even=True, slope=slopes.power, numpy=numpy_rules.integer_pow)
-enter("polynomial", "elementwise", definition=definitions.polynomial)
-enter("pow", "elementwise", cost=8.0, numpy="fc power")
+elementwise("integer_pow", even=True, slope=slopes.power, numpy=numpy_rules.integer_pow)
+elementwise("polynomial", definition=definitions.polynomial)
+elementwise("pow", cost=8.0, numpy="fc power")
 
 # Functions. Costs were measured on XLA:CPU.
-enter(
+elementwise(
     "tanh",
-    "elementwise",
     cost=1.0,
     activation=True,
     image=_UNIT,
     slope=slopes.near_zero,
-    numpy=FLOAT,
+    numpy="float",
 )
-enter(
+elementwise(
     "logistic",
-    "elementwise",
     cost=1.0,
     activation=True,
     image=(0.0, 1.0),
     slope=slopes.near_zero,
     numpy=numpy_rules.logistic,
 )
-enter(
+elementwise(
     "exp",
-    "elementwise",
     cost=1.0,
     activation=True,
     image=_POSITIVE,
     monotone=True,
     slope=slopes.at_upper_end,
-    numpy=FLOAT,
+    numpy="float",
 )
-enter(
+elementwise(
     "expm1",
-    "elementwise",
     cost=1.0,
     activation=True,
     image=(-1.0, np.inf),
     slope=slopes.at_upper_end,
-    numpy=FLOAT,
+    numpy="float",
 )
-enter("log1p", "elementwise", cost=1.0, activation=True, slope=slopes.above(-1), numpy=FLOAT)
-enter(
+elementwise("log1p", cost=1.0, activation=True, slope=slopes.above(-1), numpy="float")
+elementwise(
     "erf",
-    "elementwise",
     cost=1.0,
     activation=True,
     image=_UNIT,
     slope=slopes.near_zero,
     numpy="f scipy.special.erf",
 )
-enter(
+elementwise(
     "sin cos",
-    "elementwise",
     cost=3.5,
     activation=True,
     image=_UNIT,
     slope=slopes.wave,
-    numpy=FLOAT,
+    numpy="float",
 )
-enter(
+elementwise(
     "sqrt",
-    "elementwise",
     cost=0.3,
     activation=True,
     image=_POSITIVE,
     slope=slopes.above(0),
-    numpy=FLOAT,
+    numpy="float",
 )
-enter(
+elementwise(
     "rsqrt",
-    "elementwise",
     cost=0.3,
     activation=True,
     image=_POSITIVE,
     slope=slopes.above(0),
     numpy=numpy_rules.rsqrt,
 )
-enter("log", "elementwise", cost=1.0, slope=slopes.above(0), numpy=FLOAT)
-enter("log2", "elementwise", definition=definitions.log2, cost=1.0)
-enter(
+elementwise("log", cost=1.0, slope=slopes.above(0), numpy="float")
+elementwise("log2", definition=definitions.log2, cost=1.0)
+elementwise(
     "exp2",
-    "elementwise",
     definition=definitions.exp2,
     cost=1.0,
     image=_POSITIVE,
     numpy="f",
 )
-enter("cbrt", "elementwise", cost=1.0, slope=slopes.near_zero, numpy="f")
-enter("tan", "elementwise", definition=definitions.tan, cost=7.0, numpy=FLOAT)
-enter("sinh cosh", "elementwise", cost=4.0, slope=slopes.far_from_zero, numpy=FLOAT)
-enter("asin", "elementwise", cost=16.0, slope=slopes.arc)
-enter("acos", "elementwise", cost=16.0, slope=slopes.arc, rounds_inside=True)
-enter("atan", "elementwise", cost=16.0, slope=slopes.near_zero)
-enter("asinh", "elementwise", cost=6.0, slope=slopes.near_zero)
-enter("acosh", "elementwise", cost=6.0, slope=slopes.above(1), rounds_inside=True)
-enter("atanh", "elementwise", cost=6.0, slope=slopes.inside)
-enter("atan2", "elementwise", cost=16.0, numpy="f arctan2")
-enter(
+elementwise("cbrt", cost=1.0, slope=slopes.near_zero, numpy="f")
+elementwise("tan", definition=definitions.tan, cost=7.0, numpy="float")
+elementwise("sinh cosh", cost=4.0, slope=slopes.far_from_zero, numpy="float")
+elementwise("asin", cost=16.0, slope=slopes.arc)
+elementwise("acos", cost=16.0, slope=slopes.arc, rounds_inside=True)
+elementwise("atan", cost=16.0, slope=slopes.near_zero)
+elementwise("asinh", cost=6.0, slope=slopes.near_zero)
+elementwise("acosh", cost=6.0, slope=slopes.above(1), rounds_inside=True)
+elementwise("atanh", cost=6.0, slope=slopes.inside)
+elementwise("atan2", cost=16.0, numpy="f arctan2")
+elementwise(
     "erfc",
-    "elementwise",
     cost=4.0,
     image=(0.0, 2.0),
     slope=slopes.near_zero,
     numpy="f scipy.special.erfc",
 )
-enter("erf_inv", "elementwise", cost=4.0, slope=slopes.inside)
-enter("lgamma", "elementwise", cost=16.0, numpy="f scipy.special.gammaln")
-enter("digamma", "elementwise", cost=16.0, numpy="f scipy.special.digamma")
+elementwise("erf_inv", cost=4.0, slope=slopes.inside)
+elementwise("lgamma", cost=16.0, numpy="f scipy.special.gammaln")
+elementwise("digamma", cost=16.0, numpy="f scipy.special.digamma")
 # Series and iterations, measured with jax 0.12.
 enter("bessel_i0e", "special", cost=5.0, slope=slopes.constant(1.0))
 enter("bessel_i1e", "special", cost=5.0, slope=slopes.constant(0.5))
@@ -198,58 +186,55 @@ enter("igamma_grad_a polygamma", "special", cost=1000.0)
 enter("regularized_incomplete_beta zeta", "special", cost=700.0)
 
 # What picks, compares and rounds.
-enter("abs", "elementwise", image=_POSITIVE, even=True, numpy=REAL)
-enter("sign", "elementwise", jumps=True, image=_UNIT, numpy="if")
-enter(
+elementwise("abs", image=_POSITIVE, even=True, numpy="real")
+elementwise("sign", jumps=True, image=_UNIT, numpy="if")
+elementwise(
     "max",
-    "elementwise",
     picks=True,
     neutral=-np.inf,
     commutes=True,
     monotone=True,
     numpy="iufV maximum",
 )
-enter(
+elementwise(
     "min",
-    "elementwise",
     picks=True,
     neutral=np.inf,
     commutes=True,
     monotone=True,
     numpy="iufV minimum",
 )
-enter("clamp", "elementwise", picks=True, monotone=True, numpy=numpy_rules.clamp)
-enter(
+elementwise("clamp", picks=True, monotone=True, numpy=numpy_rules.clamp)
+elementwise(
     "select_n",
-    "elementwise",
     linear="jointly",
     positions=(0,),
     picks=True,
     numpy=numpy_rules.select_n,
 )
-enter("ceil floor", "elementwise", jumps=True, numpy="fV")
-enter("round", "elementwise", jumps=True)
-enter("eq", "elementwise", jumps=True, commutes=True, numpy=f"{ANY} equal")
-enter("ne", "elementwise", jumps=True, commutes=True, numpy=f"{ANY} not_equal")
+elementwise("ceil floor", jumps=True, numpy="fV")
+elementwise("round", jumps=True)
+elementwise("eq", jumps=True, commutes=True, numpy="any equal")
+elementwise("ne", jumps=True, commutes=True, numpy="any not_equal")
 _ORDERS = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal"}
 for _name, _function in _ORDERS.items():
-    enter(_name, "elementwise", jumps=True, numpy=f"{ANY} {_function}")
-enter("is_finite", "elementwise", jumps=True, numpy="fV isfinite")
-enter("and", "elementwise", commutes=True, numpy="b logical_and")
-enter("or", "elementwise", commutes=True, numpy="b logical_or")
-enter("xor", "elementwise", commutes=True)
-enter("not", "elementwise", numpy="b logical_not")
-enter("shift_left shift_right_arithmetic shift_right_logical", "elementwise")
-enter("clz population_count nextafter", "elementwise")
+    elementwise(_name, jumps=True, numpy=f"any {_function}")
+elementwise("is_finite", jumps=True, numpy="fV isfinite")
+elementwise("and", commutes=True, numpy="b logical_and")
+elementwise("or", commutes=True, numpy="b logical_or")
+elementwise("xor", commutes=True)
+elementwise("not", numpy="b logical_not")
+elementwise("shift_left shift_right_arithmetic shift_right_logical")
+elementwise("clz population_count nextafter")
 
 # Copies, types and complex numbers. A conversion is linear if its types are inexact (`is_linear`).
-enter("copy name", "elementwise", **_COPY, cost=0.0)
-enter("stop_gradient", "elementwise", **_COPY, stops=True, cost=0.0)
-enter("convert_element_type", "elementwise", picks=True, numpy=numpy_rules.convert_element_type)
-enter("reduce_precision", "elementwise", picks=True)
-enter("bitcast_convert_type", "elementwise")
-enter("conj imag real", "elementwise", numpy="c")
-enter("complex", "elementwise")
+elementwise("copy name", **_COPY, cost=0.0)
+elementwise("stop_gradient", **_COPY, stops=True, cost=0.0)
+elementwise("convert_element_type", picks=True, numpy=numpy_rules.convert_element_type)
+elementwise("reduce_precision", picks=True)
+elementwise("bitcast_convert_type")
+elementwise("conj imag real", numpy="c")
+elementwise("complex")
 
 # Views and placements.
 enter(
