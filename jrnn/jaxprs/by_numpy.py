@@ -66,13 +66,13 @@ class Evaluator:
         values: dict[Var, Array] = {}
         inputs = (*jaxpr.constvars, *jaxpr.invars)
         for var, value in zip(inputs, (*consts, *args), strict=True):
-            values[var] = self._typed(value, var.aval.dtype)
+            values[var] = self.typed(value, var.aval.dtype)
         for eqn in jaxpr.eqns:
             operands = [self._read(values, atom) for atom in eqn.invars]
             with np.errstate(all="ignore"):
                 results = self._results(eqn, operands)
             for var, value in zip(eqn.outvars, results, strict=True):
-                values[var] = self._typed(value, var.aval.dtype)
+                values[var] = self.typed(value, var.aval.dtype)
         return [self._read(values, atom) for atom in jaxpr.outvars]
 
     def run(self, closed: ClosedJaxpr | Jaxpr, operands: Values) -> list[Array]:
@@ -80,9 +80,9 @@ class Evaluator:
         return self.evaluate(jaxpr_of(closed), getattr(closed, "consts", ()), operands)
 
     def _read(self, values: Mapping[Var, Array], atom: Atom) -> Array:
-        return self._typed(atom.val, atom.aval.dtype) if is_literal(atom) else values[atom]
+        return self.typed(atom.val, atom.aval.dtype) if is_literal(atom) else values[atom]
 
-    def _typed(self, value: jax.Array | Array, dtype: np.dtype) -> Array:
+    def typed(self, value: jax.Array | Array, dtype: np.dtype) -> Array:
         """Returns a value as an array of a type, or of the wide type of its kind."""
         if dtype == jax.dtypes.float0:
             return np.zeros(np.shape(value), dtype)
@@ -150,13 +150,12 @@ def _scan(
     consts = operands[:n_consts]
     carry = operands[n_consts : n_consts + n_carry]
     xs = operands[n_consts + n_carry :]
-    ys = [np.zeros((length, *aval.shape), aval.dtype) for aval in jaxpr.out_avals[n_carry:]]
-    steps = range(length)[::-1] if reverse else range(length)
-    for number, t in enumerate(steps):
+    ys = []
+    for aval in jaxpr.out_avals[n_carry:]:
+        ys.append(evaluator.typed(np.zeros((length, *aval.shape)), aval.dtype))
+    for t in range(length)[::-1] if reverse else range(length):
         results = evaluator.run(jaxpr, [*consts, *carry, *(x[t] for x in xs)])
         carry = results[:n_carry]
-        if number == 0:  # in the types of the evaluator
-            ys = [np.zeros((length, *y.shape), y.dtype) for y in results[n_carry:]]
         for stacked, y in zip(ys, results[n_carry:], strict=True):
             stacked[t] = y
     return [*carry, *ys]
