@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn import unit_formulas as formulas
 from jrnn.bench.sizes import Size
+from jrnn.jaxprs import unit_formulas as formulas
 
 Outputs = tuple[Any, Any]  # the carry and y
 

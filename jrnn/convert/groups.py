@@ -19,8 +19,8 @@ from jrnn.convert.match import ANY, Makers, find, is_view, maker_of, ordered, pa
 from jrnn.convert.rules.product_rules import fully_connected
 from jrnn.convert.rules.shape_rules import join
 from jrnn.jaxprs.flat import Atom, FlatEquation, Graph, Var
+from jrnn.jaxprs.unit_formulas import interpolated, lstm
 from jrnn.nets.ir import Shape
-from jrnn.unit_formulas import interpolated, lstm
 
 # The name of a group, its reference function, and the shapes of the function's arguments.
 Candidate = tuple[str, Callable, tuple[Shape, ...]]

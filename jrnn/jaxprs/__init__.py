@@ -6,7 +6,8 @@ In: functions of JAX, and jaxprs. Out: programs, facts about equations, and valu
 evaluates for all steps, and `tangents` separates tangents from values. `primitives` is the table of what is known about each
 primitive. `axes` and `ranges` follow axes and bounds through equations, `resized` makes arrays smaller, and `by_numpy`
 evaluates without a compiler. `arguments` traces a user's function, `real_parts` makes complex numbers pairs of real ones,
-`flat` has programs as lists of nodes, and `trials` runs them on numbers. `jax_internals` has the names of JAX
+`flat` has programs as lists of nodes, and `trials` runs them on numbers. `unit_formulas` has the formulas of LSTM and GRU,
+which layers, operators and converters share. `jax_internals` has the names of JAX
 that move between releases.
 """
 

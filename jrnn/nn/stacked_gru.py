@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from jrnn.errors import LayerError
+from jrnn.jaxprs.unit_formulas import GruGates as Gates
+from jrnn.jaxprs.unit_formulas import gru_gates
 from jrnn.loops import scan
-from jrnn.unit_formulas import GruGates as Gates
-from jrnn.unit_formulas import gru_gates
 
 
 class StackWeights(NamedTuple):

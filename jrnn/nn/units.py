@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jrnn.jaxprs.unit_formulas import gru_gates, lstm
 from jrnn.nn.checks import check_choice
-from jrnn.unit_formulas import gru_gates, lstm
 
 State = tuple[Array, ...]
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax.nn import sigmoid
 
 from jrnn.errors import OpError
+from jrnn.jaxprs.unit_formulas import interpolated, lstm
 from jrnn.loops import scan
 from jrnn.nets.ops.values import check_rank, check_shape, describe
 from jrnn.nets.registry import op
-from jrnn.unit_formulas import interpolated, lstm
 
 
 def _check_state(name, state, gates, count):

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from jrnn.errors import ConversionError, near
+from jrnn.jaxprs.unit_formulas import interpolated
 from jrnn.loops import scan
 from jrnn.nn.layers import contract
 from jrnn.onnx.graph import op
 from jrnn.onnx.ops.elementwise_nodes import ACTIVATIONS, settings_of
 from jrnn.onnx.ops.quantized import centered, dynamic
-from jrnn.unit_formulas import interpolated
 
 _DEFAULTS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
