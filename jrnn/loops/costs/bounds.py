@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from jrnn import jaxprs
+from jrnn.jaxprs import Var
 from jrnn.jaxprs.jax_internals import is_recomputed
 from jrnn.loops.costs.equation_costs import has_large_products, is_call
 from jrnn.loops.costs.estimates import UNCERTAINTIES, Estimate
@@ -116,11 +117,9 @@ def bounds_of(
     min_gain = MIN_GAIN if any(map(is_call, loop.eqns)) else ELEMENTWISE_MIN_GAIN
     if baseline.seconds < _SHORT_STEP_SECONDS * jaxprs.extent(loop.length):
         min_gain = SHORT_MIN_GAIN
-    forward_seconds = 0.0
-    if provenance.of_gradient(
-        loop.reverse
-    ):  # a forward loop has half of the products of its reverse loop
-        forward_seconds = baseline.seconds / 2
+    # A forward loop has half of the products of its reverse loop.
+    is_reverse = provenance.of_gradient(loop.reverse)
+    forward_seconds = baseline.seconds / 2 if is_reverse else 0.0
     return Bounds(
         memory=options.memory,
         live_bytes=live_bytes,
@@ -159,15 +158,17 @@ def _bytes_around_loop(
     if not provenance.stores_less or options.recompute is not None:
         return live_bytes, 0
     # JAX names what the reverse loop computes again. Its own rule would store what the rest of the loop reads of that.
-    again = list(filter(is_recomputed, loop.eqns))
-    results_again = set(jaxprs.results(again))
-    repeated = jaxprs.depends(loop.eqns, loop.xs).intersection(results_again)
-    read_by_others = set()
+    of_xs = jaxprs.depends(loop.eqns, loop.xs)
+    repeated: set[Var] = set()
+    read_again: set[Var] = set()
+    read_by_others: set[Var] = set()
     for eqn in loop.eqns:
-        if not any(v in repeated for v in eqn.outvars):
+        if is_recomputed(eqn):
+            repeated.update(of_xs.intersection(eqn.outvars))
+            read_again.update(jaxprs.inputs(eqn))
+        if repeated.isdisjoint(eqn.outvars):
             read_by_others.update(jaxprs.inputs(eqn))
-    read_again = {v for e in again for v in jaxprs.inputs(e)}
-    stored_instead = [v for v in loop.xs if v in read_again and v not in read_by_others]
+    stored_instead = read_again.intersection(loop.xs) - read_by_others
     stored_bytes = sum(map(jaxprs.nbytes, repeated & read_by_others))
     instead_bytes = sum(map(jaxprs.nbytes, stored_instead))
     return live_bytes, steps * max(stored_bytes - instead_bytes, 0)

@@ -31,7 +31,22 @@ class RowAxes:
     def __init__(self, loop: Loop, merge: bool):
         self._rows_of: dict[Var, list[int]] = {}
         self._classes = axes.Classes()
-        products, batches = self._join_axes(loop)
+        products: list[axes.Axis] = []  # axes of what constant matrices are multiplied with
+        batches: list[axes.Axis] = []  # axes with a matrix for each place
+        for old, new in zip(loop.carry, loop.carry_out):
+            for a in range(old.aval.ndim):
+                self._classes.join(old, a, new, a)
+        for eqn in loop.eqns:
+            if primitives.is_kind(eqn, "draw"):  # any axis of drawn bits may be rows
+                for v in jaxprs.inputs(eqn):
+                    self._classes.fix(v, range(v.aval.ndim))
+                continue
+            followed = ("broadcast_in_dim",)
+            axes.join_followed(eqn, self._classes, axes.aligned, followed, is_unit)
+            if eqn.primitive.name == "dot_general":
+                of_x, of_batch = self._join_product(eqn, loop.varying)
+                products += of_x
+                batches += of_batch
 
         # The rows, in the order of the first carry that has them.
         root = self._classes.root
@@ -49,37 +64,29 @@ class RowAxes:
         self.merged = can_merge and all(map(self._has_all_rows_or_none, variables))
         self.has_transposed_rows = any(map(self._is_product_of_transposed_rows, loop.eqns))
 
-    def _join_axes(self, loop: Loop) -> tuple[list[axes.Axis], list[axes.Axis]]:
-        """Divides the axes into classes.
+    def _join_product(
+        self,
+        eqn: Eqn,
+        varying: Collection[Var],
+    ) -> tuple[list[axes.Axis], list[axes.Axis]]:
+        """Joins the axes that a product sums together. Those of a constant matrix are no rows.
 
-        Returns the axes of what constant matrices are multiplied with, and axes with a matrix for each place.
+        Returns the axes of what a constant matrix is multiplied with, and those with a matrix for each place.
         """
-        for old, new in zip(loop.carry, loop.carry_out):
-            for a in range(old.aval.ndim):
-                self._classes.join(old, a, new, a)
-        products: list[axes.Axis] = []
-        batches: list[axes.Axis] = []
-        for eqn in loop.eqns:
-            if primitives.is_kind(eqn, "draw"):  # any axis of drawn bits may be rows
-                for v in jaxprs.inputs(eqn):
-                    self._classes.fix(v, range(v.aval.ndim))
-                continue
-            axes.join_followed(
-                eqn,
-                self._classes,
-                axes.aligned,
-                ("broadcast_in_dim",),
-                is_unit,
-            )
-            if eqn.primitive.name == "dot_general":
-                _join_product(
-                    eqn,
-                    loop.varying,
-                    self._classes,
-                    products,
-                    batches,
-                )
-        return products, batches
+        contracted, batch = eqn.params["dimension_numbers"]
+        for i, j in zip(*contracted):
+            self._classes.join(eqn.invars[0], i, eqn.invars[1], j)
+        varies = [jaxprs.is_in(a, varying) for a in eqn.invars]
+        if all(varies) or not any(varies):
+            return [], []
+        const = varies.index(False)
+        matrix = eqn.invars[const]
+        self._classes.fix(matrix, {*range(matrix.aval.ndim)}.difference(batch[const]))
+        x = eqn.invars[1 - const]
+        of_batch = [(x, a) for a in batch[1 - const]]
+        summed = [(x, a) for a in contracted[1 - const]]
+        of_x = [(x, a) for a in range(x.aval.ndim)]
+        return [axis for axis in of_x if axis not in (*summed, *of_batch)], of_batch
 
     def _has_all_rows_or_none(self, v: Var) -> bool:
         """Whether a value has all rows in their order, in axes of known sizes, or no rows."""
@@ -140,30 +147,3 @@ class RowAxes:
             first = [tuple(rows)]
         rest = [group for group in every if group[0] not in rows]
         return (*first, *rest)
-
-
-def _join_product(
-    eqn: Eqn,
-    varying: Collection[Var],
-    classes: axes.Classes,
-    products: list[axes.Axis],
-    batches: list[axes.Axis],
-) -> None:
-    """Joins the axes that a product sums together, and adds the axes of what a constant matrix is multiplied with.
-
-    The axes of the matrix are no rows.
-    """
-    contracted, batch = eqn.params["dimension_numbers"]
-    for i, j in zip(*contracted):
-        classes.join(eqn.invars[0], i, eqn.invars[1], j)
-    varies = [jaxprs.is_in(a, varying) for a in eqn.invars]
-    if all(varies) or not any(varies):
-        return
-    const = varies.index(False)
-    matrix = eqn.invars[const]
-    classes.fix(matrix, [a for a in range(matrix.aval.ndim) if a not in batch[const]])
-    other = 1 - const
-    x = eqn.invars[other]
-    summed = (*contracted[other], *batch[other])
-    products += [(x, a) for a in range(x.aval.ndim) if a not in summed]
-    batches += [(x, a) for a in batch[other]]
