@@ -460,7 +460,7 @@ class Estimator:
                 copied.update(fact.inputs)
         if copies_all:
             copied.update(jaxprs.variables(loop.carry_out))
-        trips += steps * machine.kernel * sum(v in copied for v in ys)
+        trips += steps * machine.kernel * sum(map(copied.__contains__, ys))
         return total(work, dict(calls=trips, stacks=stacks))
 
     def sums(self, eqns: Sequence[Eqn]) -> Costs:

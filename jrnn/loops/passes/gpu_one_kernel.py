@@ -79,12 +79,7 @@ def one_kernel_per_stage(loop: Loop, stack: bool = True) -> tuple[Loop, StackedC
         stack = False
         for stage in stages:
             stage.results = []  # a barrier would change the order of the effects
-    halves: set[int] = set()
-    if stack:
-        _add_products(stages, loop)
-        consts = set(loop.consts)
-        products = [eqn for eqn in loop.eqns if _is_matrix_product(eqn, consts)]
-        halves = {id(eqn) for eqn in products if _is_split_k(eqn)}
+    halves = _add_products(stages, loop) if stack else set()
 
     # Stacks of results that the next step reads are carried as they are.
     position: dict[Var, int] = {}
@@ -310,24 +305,29 @@ def _is_matrix_product(eqn: Eqn, consts: set[Var]) -> bool:
     return over_last and tuple(batch[0]) == tuple(batch[1]) == lead
 
 
-def _add_products(stages: Sequence[_Stage], loop: Loop) -> None:
-    """Finds the matrix products to compute part by part, at most one for each stage."""
+def _add_products(stages: Sequence[_Stage], loop: Loop) -> set[int]:
+    """Finds the matrix products to compute part by part, at most one for each stage.
+
+    Returns the identities of the products to compute in two halves of K.
+    """
     consts = set(loop.consts)
+    halves: set[int] = set()
     for before, stage in pairwise(stages):
         for eqn in stage.eqns:
-            is_product = _is_matrix_product(eqn, consts)
-            parts = _joined(eqn, loop.producers, before.results) if is_product else None
-            if parts is None:
+            if not _is_matrix_product(eqn, consts):
                 continue
-            alike = []
-            for v in before.results:
-                if jaxprs.type_of(v) == jaxprs.type_of(parts[0]) and v not in parts:
-                    alike.append(v)
+            if _is_split_k(eqn):
+                halves.add(id(eqn))
+            parts = _joined(eqn, loop.producers, before.results)
+            if parts is None or stage.product is not None:
+                continue
+            types = {v: jaxprs.type_of(v) for v in before.results}
+            alike = [v for v in types if types[v] == types[parts[0]] and v not in parts]
             if len(alike) <= len(parts):  # otherwise most of the product would multiply zeros
                 stage.product = eqn
                 stage.parts = len(parts)
                 before.stacked = (*parts, *alike)
-                break
+    return halves
 
 
 def _joined(

@@ -72,7 +72,7 @@ def accumulations(
     """
     paying = {}
     for i, values in added.items():
-        if all(_pays(v, producers, free) for v in values):
+        if all(map(_pays, values, repeat(producers), repeat(free))):
             paying[i] = values
     return paying
 

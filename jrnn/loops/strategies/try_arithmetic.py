@@ -141,9 +141,11 @@ def _with_draws_inside(context: Context) -> Moves:
 def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     """Returns the loop as arithmetic, or None if that changes nothing or makes its step too long to compile."""
     eqns = [*equations(loop.eqns)]
+    sizes: set[object] = set()
     for v in jaxprs.results(eqns):
-        if not all(map(jaxprs.is_known, v.aval.shape)):
-            return None
+        sizes.update(v.aval.shape)
+    if not all(map(jaxprs.is_known, sizes)):
+        return None
     are_too_many = sum(map(_scattered_places, eqns)) > LIMITS.scattered_places
     order = LIMITS.order
     with_one_row = True

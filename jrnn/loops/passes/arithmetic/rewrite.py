@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any
 
 import jax
@@ -54,7 +55,7 @@ def as_arithmetic(loop: Loop, fits: Fits) -> Loop:
 
     Invariant: every value is the same but for rounding, and NaN where it was NaN.
     """
-    if not any(_applies(eqn, fits) for eqn in equations(loop.eqns)):
+    if not any(map(_applies, equations(loop.eqns), repeat(fits))):
         return loop
     changed = loop.with_eqns(*_rewritten(loop.eqns, loop.outputs, fits))
     if _primitives(changed) == _primitives(loop):  # no rule applied
