@@ -38,6 +38,7 @@ from jrnn.loops.affine.chunkwise.chunk_body import (
 )
 from jrnn.loops.affine.chunkwise.guarded import (
     Arrays,
+    Pair,
     are_finite,
     linear_map,
     or_else,
@@ -109,17 +110,18 @@ class AllChunks:
         before = ys[n_outs:]
         return [*last, *ys[:n_outs]], (before, growth)
 
-    def run_by_steps(self, inputs: ChunkInputs) -> tuple[Arrays, Arrays]:
+    def run_by_steps(self, inputs: ChunkInputs) -> Pair:
         """Returns what `run_by_products` returns but for the growth, from the steps one by one."""
         states, consts, xs, valid = inputs
         n_states = len(states)
 
-        def chunk(states: Arrays, inputs: Any) -> tuple[Arrays, tuple[Arrays, Arrays]]:
+        def chunk(states: Arrays, inputs: Any) -> tuple[Arrays, Pair]:
             results = self.body.run_by_steps(ChunkInputs(states, consts, *inputs))
             return results[:n_states], (results[n_states:], states)
 
-        last, stacked = jax.lax.scan(chunk, list(states), (list(xs), valid), self.count)
-        outs, before = stacked
+        stacked = (list(xs), valid)
+        last, ys = jax.lax.scan(chunk, list(states), stacked, self.count)
+        outs, before = ys
         return [*last, *outs], before
 
     def tangents_by_steps(
@@ -140,7 +142,7 @@ class AllChunks:
         moved = _filled(moved_states, states)
         moved_consts = _filled(moved_consts, consts)
 
-        def chunk(moved: Arrays, inputs: Any) -> tuple[Arrays, Arrays]:
+        def chunk(moved: Arrays, inputs: Any) -> Pair:
             start, x, valid_steps, moved_x = inputs
             values = ChunkInputs(start, consts, x, valid_steps)
             along = ChunkInputs(moved, moved_consts, _filled(moved_x, x), None)
@@ -210,7 +212,7 @@ class _FlatProgram:
     def _by_products(self, *args: Array) -> tuple[Arrays, tuple[Arrays, Array]]:
         return self.chunks.run_by_products(self.tree.unflatten(args))
 
-    def _by_steps(self, *args: Array) -> tuple[Arrays, Arrays]:
+    def _by_steps(self, *args: Array) -> Pair:
         return self.chunks.run_by_steps(self.tree.unflatten(args))
 
     def _checked(

@@ -137,9 +137,10 @@ class Chunk:
         # What remains at the end of the chunk.
         new = []
         written = [*known.to_end, *(solved[row] for row in writes.keys)]
-        for key, value in zip(vectors.to_end, written):
-            out = [l for l in start.labels if l in key.labels + value.labels]
-            new.append(dot(key, value, out, values.factors.precision))
+        for key, row in zip(vectors.to_end, written):
+            missing = without(start.labels, key.labels + row.labels)
+            out = without(start.labels, missing)
+            new.append(dot(key, row, out, values.factors.precision))
         if form.decay:
             decayed = decays.columns.scaled(start, known.total)
             new.append(decays.rows.scaled(decayed, vectors.total))
@@ -203,7 +204,8 @@ class Chunk:
             writes.known_values.append(values.per_step(value))
         for term in self.form.updates:
             key = values.key(term.factors, term.sign, term.new_state)
-            writes.keys[term.operand] = plus([writes.keys.get(term.operand), key])
+            before = writes.keys.get(term.operand)
+            writes.keys[term.operand] = plus([before, key])
         for matrix, scale in self.form.matrices:
             scales = values.masked(values.per_step(values.factors.value(scale)))
             array = values.factors.value(matrix)

@@ -34,6 +34,7 @@ from jrnn.jaxprs.tangents import is_smooth, with_derivative
 from jrnn.loops.affine.chunkwise.chunk import Chunk
 from jrnn.loops.affine.chunkwise.guarded import (
     Arrays,
+    Pair,
     are_finite,
     hidden_p,
     linear_map,
@@ -45,6 +46,8 @@ from jrnn.loops.affine.chunkwise.solve import SavedForBackward
 from jrnn.loops.affine.chunkwise.step_values import StepValues
 from jrnn.loops.affine.matrix import AffineForm
 from jrnn.loops.ir import Loop, Results
+
+Shape = tuple[int, ...]
 
 PRECISION = jax.lax.Precision.HIGHEST
 
@@ -146,10 +149,11 @@ class ChunkBody:
         """Returns the new states and the outputs, from the steps one by one."""
         states, consts, xs, valid = inputs
 
-        def step(states: Arrays, inputs: Any) -> tuple[Arrays, Arrays]:
+        def step(states: Arrays, inputs: Any) -> Pair:
             return self._step(states, consts, *inputs)
 
-        states, outs = jax.lax.scan(step, list(states), (list(xs), valid), self.steps)
+        stacked = (list(xs), valid)
+        states, outs = jax.lax.scan(step, list(states), stacked, self.steps)
         return [*states, *outs]
 
     def _step(
@@ -158,7 +162,7 @@ class ChunkBody:
         consts: Arrays,
         xs: Arrays,
         is_valid: Array | None,
-    ) -> tuple[Arrays, Arrays]:
+    ) -> Pair:
         """Returns the new states, with the dtypes of the old ones, and the outputs of a step."""
         loop = self.loop
         old = [s.astype(v.aval.dtype) for s, v in zip(states, loop.carry)]
@@ -183,13 +187,14 @@ class ChunkBody:
             return jax.lax.scan(step, first, (number, xs, valid))[0]
 
         @functools.partial(jax.checkpoint, prevent_cse=False)
-        def step(moved: Arrays, inputs: Any) -> tuple[Arrays, Arrays]:
+        def step(moved: Arrays, inputs: Any) -> Pair:
             t, x, is_valid, moved_x = inputs
             run = functools.partial(self._step, is_valid=is_valid)
             values = (state_before(t), consts, x)
             return jax.jvp(run, values, (moved, moved_consts, moved_x))[1]
 
-        moved, outs = jax.lax.scan(step, moved, (number, xs, valid, moved_xs))
+        stacked = (number, xs, valid, moved_xs)
+        moved, outs = jax.lax.scan(step, moved, stacked)
         return [*moved, *outs]
 
 
@@ -207,14 +212,14 @@ class _FlatProgram:
 
     body: ChunkBody
     tree: Any
-    shapes: list[tuple[int, ...]]
+    shapes: list[Shape]
     programs: dict[Any, Any] = field(default_factory=dict)
-    saved_shapes: list[tuple[int, ...]] = field(default_factory=list)
+    saved_shapes: list[Shape] = field(default_factory=list)
 
     def results(self, *args: Array) -> Arrays:
         return self.run(args)[0]
 
-    def run(self, args: Arrays) -> tuple[list[Array], list[Array], Array]:
+    def run(self, args: Arrays) -> tuple[Arrays, Arrays, Array]:
         """Returns the results, the values that are saved, and whether the results are those of products."""
         if None not in self.programs:
             self.programs[None] = traced_with(self._checked, args)
@@ -227,7 +232,7 @@ class _FlatProgram:
         args: Arrays,
         argnums: Sequence[int],
         tangents: Arrays,
-    ) -> tuple[list[Array], list[Array | None]]:
+    ) -> tuple[Arrays, list[Array | None]]:
         """Returns the results and their tangents, as `with_derivative` asks for them."""
         results, saved_values, good = self.run(args)
         # JAX asks a second time with states that move. If they always do, the program is the same.
@@ -295,7 +300,7 @@ def _rows(arrays: Arrays) -> Arrays:
     return [x.reshape(-1) for x in arrays]
 
 
-def _reshaped(x: Array, shape: tuple[int, ...]) -> Array:
+def _reshaped(x: Array, shape: Shape) -> Array:
     """Returns the array with a shape.
 
     The barrier keeps XLA from fusing the reshape. It is for one array, because a neighbor may have no tangent.

@@ -32,7 +32,7 @@ from jrnn.loops.affine.carries import CarrySchedule, CarryStage, Group, part_of
 from jrnn.loops.affine.chunkwise import estimate
 from jrnn.loops.affine.chunkwise.batched import AllChunks
 from jrnn.loops.affine.chunkwise.chunk_body import ChunkBody, ChunkInputs
-from jrnn.loops.affine.chunkwise.guarded import Arrays
+from jrnn.loops.affine.chunkwise.guarded import Arrays, Pair
 from jrnn.loops.affine.chunkwise.labeled import variables, without
 from jrnn.loops.affine.matrix import AffineForm, is_evaluable, matrix_form
 from jrnn.loops.costs.estimates import Estimate, Estimator
@@ -253,7 +253,8 @@ def _run_at_once(body: ChunkBody, inputs: ChunkInputs, count: int) -> Results:
         return x[::-1, ::-1] if body.loop.reverse else x
 
     xs, valid = jax.tree.map(flipped, (inputs.xs, inputs.valid))
-    last, stacks = AllChunks(body, count).run(inputs._replace(xs=xs, valid=valid))
+    inputs = inputs._replace(xs=xs, valid=valid)
+    last, stacks = AllChunks(body, count).run(inputs)
     return last, list(map(flipped, stacks))
 
 
@@ -265,15 +266,17 @@ def _run_loop(body: ChunkBody, inputs: ChunkInputs, count: int) -> Results:
     states, consts, xs, valid = inputs
     n = len(states)
 
-    def chunk(states: Arrays, inputs: Any) -> tuple[Arrays, Arrays]:
+    def chunk(states: Arrays, inputs: Any) -> Pair:
         valid_steps, rows = inputs
         results = body.run(ChunkInputs(states, consts, rows, valid_steps))
         return results[:n], results[n:]
 
     rows = [x.reshape(count, -1) for x in xs]
     flat = [s.reshape(-1) for s in states]
-    last, stacks = jax.lax.scan(chunk, flat, (valid, rows), reverse=body.loop.reverse)
-    return [s.reshape(state.shape) for s, state in zip(last, states)], stacks
+    stacked = (valid, rows)
+    last, stacks = jax.lax.scan(chunk, flat, stacked, reverse=body.loop.reverse)
+    last = [s.reshape(state.shape) for s, state in zip(last, states)]
+    return last, stacks
 
 
 def check(loop: Loop) -> None:

@@ -6,18 +6,17 @@ A short inner loop is unrolled. A condition whose branches are affine in what th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, primitives
 from jrnn.jaxprs.jax_internals import jaxpr_as_fun
-from jrnn.loops.affine.chunkwise.guarded import ArrayFn, Arrays
+from jrnn.loops.affine.chunkwise.guarded import Arrays, ArraysFn
 from jrnn.loops.ir import ScanParams
 
 _LONGEST = 8  # steps of an inner loop that is unrolled, and branches of a condition
@@ -38,7 +37,7 @@ def expand_control(closed: Any) -> jaxprs.Program:
     return expand_control(jax.make_jaxpr(run)(*types))
 
 
-def _expansion(eqn: Eqn) -> ArrayFn | None:
+def _expansion(eqn: Eqn) -> ArraysFn | None:
     """Returns a function that computes the results of an equation that is expanded; None for other equations."""
     name = eqn.primitive.name
     params = eqn.params
@@ -84,7 +83,8 @@ def _unrolled(params: dict[str, Any], *args: Array) -> Arrays:
     steps = range(scan.length)
     outputs = []
     for t in reversed(steps) if scan.reverse else steps:
-        results = step(*consts, *carry, *(x[t] for x in xs))
+        inputs = [x[t] for x in xs]
+        results = step(*consts, *carry, *inputs)
         carry = results[: scan.n_carry]
         outputs.append(results[scan.n_carry :])
     if scan.reverse:
@@ -94,8 +94,10 @@ def _unrolled(params: dict[str, Any], *args: Array) -> Arrays:
 
 def _split(x: Array, sizes: Sequence[int], axis: int) -> Arrays:
     parts = []
-    for end, size in zip(np.cumsum(sizes).tolist(), map(int, sizes)):
-        parts.append(jax.lax.slice_in_dim(x, end - size, end, axis=axis))
+    start = 0
+    for size in map(int, sizes):
+        parts.append(jax.lax.slice_in_dim(x, start, start + size, axis=axis))
+        start += size
     return parts
 
 
@@ -110,7 +112,7 @@ def _stack(*xs: Array, axis: int) -> Arrays:
 
 
 # They are slices and a concatenation to the rules of forms.
-_PARTS: dict[str, Callable[..., Arrays]] = {
+_PARTS: dict[str, ArraysFn] = {
     "split": _split,
     "unstack": _unstack,
     "stack": _stack,

@@ -27,7 +27,7 @@ Shapes: C steps of a chunk, K the contracted axis of S.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +37,8 @@ import numpy as np
 from jax import Array
 
 from jrnn.loops.affine import rounds
-from jrnn.loops.affine.chunkwise.labeled import Label, Labeled, Product, dot, times, union, without
-from jrnn.loops.affine.chunkwise.solve import SavedForBackward
+from jrnn.loops.affine.chunkwise.labeled import Labeled, Labels, Product, dot, times, union, without
+from jrnn.loops.affine.chunkwise.solve import ArrayFn, SavedForBackward
 
 # The labels of the matrices by which states that read each other decay.
 TO_STATE = "to"
@@ -101,7 +101,8 @@ class Decay:
         if decay is None or FROM_STATE not in decay.labels:
             return times([a, decay])
         a = a.renamed(*STATE_LABELS)
-        return dot(a, decay, without(union([a, decay]), (FROM_STATE,)), self.precision)
+        out = without(union([a, decay]), (FROM_STATE,))
+        return dot(a, decay, out, self.precision)
 
     def scores(
         self,
@@ -114,7 +115,8 @@ class Decay:
         The products of vectors are saved for the reverse pass.
         """
         product = self.products(query, key, saved)
-        below = np.tril(np.ones((self.steps, self.steps), bool), -1)
+        all_pairs = np.ones((self.steps, self.steps), bool)
+        below = np.tril(all_pairs, -1)
         return Labeled(jnp.where(below, product.array, 0), product.labels)
 
     def products(
@@ -122,10 +124,11 @@ class Decay:
         query: Labeled,
         key: Labeled,
         saved: SavedForBackward,
-        merge: Callable[[Array], Array] | None = None,
+        merge: ArrayFn | None = None,
     ) -> Labeled:
         """Returns the products of vectors for all pairs of T and S, which are saved; `merge` joins the pairs of levels."""
-        labels = union((query, key), ("N", "T", "S", self.k))[:-1]
+        all_labels = union((query, key), ("N", "T", "S", self.k))
+        labels = all_labels[:-1]
 
         def product(queries: Array, keys: Array) -> Array:
             query_here = Labeled(queries, query.labels)
@@ -141,7 +144,7 @@ class Decay:
         scores: Labeled,
         values: Labeled,
         decays: DecayedVectors,
-        out: Sequence[Label],
+        out: Labels,
     ) -> Labeled:
         """Returns `sum_s scores[t, s] W(t, s) v_s`, for a decay along the columns.
 
@@ -182,6 +185,7 @@ def sums(decay: Product, x: Labeled) -> tuple[Labeled, Labeled]:
         d = decay.along(labels)
     shape = jnp.broadcast_shapes(values.shape, d.shape)
     factors = jnp.broadcast_to(d, shape)
-    (total,) = rounds.associative_solve([[factors]], [jnp.broadcast_to(values, shape)])
+    offsets = jnp.broadcast_to(values, shape)
+    (total,) = rounds.associative_solve([[factors]], [offsets])
     before_steps = Labeled(rounds.shift_one_step(total), labels)
     return before_steps, Labeled(total[-1], labels[1:])

@@ -21,7 +21,7 @@ from jrnn.loops.costs.machines import Machine
 Terms = tuple[tuple[str, float], ...]
 
 
-def _sum(terms: Terms, memory: float) -> Estimate:
+def _sum(terms: Terms, memory: int) -> Estimate:
     return Estimate(sum(seconds for _, seconds in terms), memory, terms)
 
 

@@ -26,7 +26,8 @@ from jrnn.jaxprs.tangents import is_smooth, pushed
 from jrnn.loops.affine.rounds import all_finite
 
 Arrays = Sequence[Array]
-ArrayFn = Callable[..., Arrays]
+Pair = tuple[Arrays, Arrays]  # results and their tangents, or new carries and outputs
+ArraysFn = Callable[..., Arrays]
 BatchAxes = Sequence[int | None]
 
 linear_p = Primitive("checked_linear_map")
@@ -55,7 +56,7 @@ def or_else(
     return jax.lax.cond(good, as_they_are, again, results, operands)
 
 
-def traced_with(fn: ArrayFn, operands: Arrays) -> Any:
+def traced_with(fn: ArraysFn, operands: Arrays) -> Any:
     """Returns a function of arrays like the operands as a closed jaxpr."""
     return traced(fn, list(map(jax.typeof, operands)))
 
@@ -117,7 +118,7 @@ def _types(
     return products.out_avals
 
 
-def _rewritten(closed: Any, rewrite: Callable[[ArrayFn], ArrayFn], operands: Arrays) -> Any:
+def _rewritten(closed: Any, rewrite: Callable[[ArraysFn], ArraysFn], operands: Arrays) -> Any:
     return traced_with(rewrite(jaxpr_as_fun(closed)), operands)
 
 
@@ -133,13 +134,13 @@ def _jvp(
     products: Any,
     steps: Any,
     count: int,
-) -> tuple[list[Array], list[Array]]:
+) -> Pair:
     good, *operands = primals
     argnums = _moving(tangents[1:])
     moving = [tangents[1 + i] for i in argnums]
     arguments = [*operands, *moving]
 
-    def with_tangents(fn: ArrayFn) -> ArrayFn:
+    def with_tangents(fn: ArraysFn) -> ArraysFn:
         def tangents_of(*args: Array) -> Arrays:
             values = args[: len(operands)]
             tangents = args[len(operands) :]
@@ -170,7 +171,7 @@ def _transpose(
         types.append(m.aval if needed else jax.typeof(m))
     arguments = [*residuals, *cotangents]
 
-    def transposed(fn: ArrayFn) -> ArrayFn:
+    def transposed(fn: ArraysFn) -> ArraysFn:
         def cotangents_of(*args: Array) -> Arrays:
             residuals_here = args[: len(residuals)]
             cotangents_here = list(args[len(residuals) :])
@@ -228,7 +229,7 @@ def _types_of_hidden(*operands: Any, program: Any) -> list[Any]:
     return program.out_avals
 
 
-def _hidden_jvp(primals: Arrays, tangents: Sequence[Any], *, program: Any) -> tuple[Arrays, Arrays]:
+def _hidden_jvp(primals: Arrays, tangents: Sequence[Any], *, program: Any) -> Pair:
     argnums = _moving(tangents)
     return pushed(jaxpr_as_fun(program), primals, argnums, [tangents[i] for i in argnums])
 

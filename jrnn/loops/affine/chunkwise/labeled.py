@@ -40,14 +40,14 @@ class Labeled:
         """Returns the axes that have these labels."""
         return tuple(map(self.labels.index, labels))
 
-    def along(self, labels: Sequence[Label]) -> Array:
+    def along(self, labels: Labels) -> Array:
         """Returns the array with these axes, of size 1 where it has none."""
         order = self.axes(l for l in labels if l in self.labels)
         size = dict(zip(self.labels, self.array.shape))
         shape = [size.get(l, 1) for l in labels]
         return jnp.transpose(self.array, order).reshape(shape)
 
-    def full(self, labels: Sequence[Label], size: Mapping[Label, int]) -> Array:
+    def full(self, labels: Labels, size: Mapping[Label, int]) -> Array:
         """Returns the array with these axes, repeated along the axes that it does not have."""
         return jnp.broadcast_to(self.along(labels), jaxprs.take(size, labels))
 
@@ -68,7 +68,7 @@ class Labeled:
 Product = Labeled | None  # None stands for what changes nothing: 1 in a product, 0 in a sum
 
 
-def union(arrays: Iterable[Labeled], last: Sequence[Label] = ()) -> Labels:
+def union(arrays: Iterable[Labeled], last: Labels = ()) -> Labels:
     """Returns all labels of the arrays, sorted, with those in `last` at the end."""
     all_labels: set[Label] = set()
     for a in arrays:
@@ -115,11 +115,11 @@ def dot(
     numbers = (contracted_axes, batch_axes)
     product = jaxprs.product(a.array, b.array, numbers, precision, a.array.dtype)
     labels = (*batch, *without(a.labels + b.labels, shared))
-    labels_of_out = tuple(l for l in out if l in labels)
-    return Labeled(Labeled(product, labels).along(labels_of_out), labels_of_out)
+    out = tuple(l for l in out if l in labels)
+    return Labeled(Labeled(product, labels).along(out), out)
 
 
-def sum_over(a: Labeled, over: Sequence[Label]) -> Labeled:
+def sum_over(a: Labeled, over: Labels) -> Labeled:
     """Returns the array summed over labels."""
     if not over:
         return a
@@ -206,7 +206,7 @@ class Factors:
             return self.number(self.contracted)
         *others, last = values
         remaining = {"T", *map(self.find, factor.labels)}
-        out = [l for l in union(values) if l in remaining]
+        out = tuple(l for l in union(values) if l in remaining)
         if not others:
             return sum_over(last, without(last.labels, out))
         return dot(times(others), last, out, self.precision)
@@ -214,5 +214,5 @@ class Factors:
 
 def variables(terms: Iterable[Term]) -> list[Var]:
     """Returns the variables that the factors of terms read, in their order."""
-    factors = factors_of(factors_in(terms))
-    return list(dict.fromkeys(jaxprs.variables(f.operand for f in factors)))
+    operands = [factor.operand for factor in factors_of(factors_in(terms))]
+    return list(dict.fromkeys(jaxprs.variables(operands)))

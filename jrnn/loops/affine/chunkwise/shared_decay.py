@@ -14,7 +14,6 @@ Shapes: C steps of a chunk, n states that read each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -34,6 +33,7 @@ from jrnn.loops.affine.chunkwise.decay import (
     largest_of,
     written,
 )
+from jrnn.loops.affine.chunkwise.guarded import Arrays
 from jrnn.loops.affine.chunkwise.labeled import (
     Labeled,
     Labels,
@@ -90,7 +90,7 @@ class SharedDecay(Decay):
         saved: SavedForBackward,
     ) -> Labeled:
         product = times([self.products(query, key, saved), self.between])
-        return sum_over(product, [l for l in STATE_LABELS if l in product.labels])
+        return sum_over(product, tuple(l for l in STATE_LABELS if l in product.labels))
 
     @staticmethod
     def of(
@@ -135,7 +135,7 @@ class SharedDecay(Decay):
         )
 
 
-def _by_inverse(d: Array, saved: SavedForBackward) -> tuple[Array, Array, Array, Array]:
+def _by_inverse(d: Array, saved: SavedForBackward) -> Arrays:
     """Returns products of matrices, the decays of C steps: a block inverse has the products of all neighboring steps.
 
     Args:
@@ -166,7 +166,7 @@ def _by_inverse(d: Array, saved: SavedForBackward) -> tuple[Array, Array, Array,
     return prefix, suffix, end[..., 0, :], between
 
 
-def _by_rows(d: Array, saved: SavedForBackward) -> list[Array]:
+def _by_rows(d: Array, saved: SavedForBackward) -> Arrays:
     """Returns what `_by_inverse` does for decays that are numbers, [..., C], in a loop over rows."""
     *lead, c = d.shape
     d = d.reshape(-1, c)  # a kernel of fewer axes compiles sooner
@@ -186,7 +186,7 @@ def _by_rows(d: Array, saved: SavedForBackward) -> list[Array]:
         _, rows = jax.lax.scan(step, first, (factors, ones))
         return jnp.swapaxes(rows, 0, 1)
 
-    def tangent(x: Array, _: Sequence[Array], tangents: Sequence[Array]) -> Array:
+    def tangent(x: Array, _: Arrays, tangents: Arrays) -> Array:
         (moved,) = tangents
         after = x[:, :, 1:]
         before = moved[..., None] * x[:, :-1]

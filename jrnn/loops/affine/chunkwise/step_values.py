@@ -118,13 +118,15 @@ class StepValues:
             with_k, without_k = self.divided(term, [self.k])
             yield term, with_k, self.factors.value(without_k)
 
-    def divided(self, term: Term, labels: Iterable[Label]) -> tuple[Sequence[Factor], Term]:
+    def divided(self, term: Term, labels: Iterable[Label]) -> tuple[list[Factor], Term]:
         """Returns the factors of a term that have one of some labels, and the term of the others."""
-        having = []
-        others = []
+        having: list[Factor] = []
+        others: list[Factor] = []
         for factor in term.factors:
-            lacks = self.form.forms.labels_of(factor).isdisjoint(labels)
-            (others if lacks else having).append(factor)
+            if self.form.forms.labels_of(factor).isdisjoint(labels):
+                others.append(factor)
+            else:
+                having.append(factor)
         return having, replace(term, factors=tuple(others))
 
     def queries(self, row: Row) -> Queries:
@@ -139,8 +141,9 @@ class StepValues:
         if self.form.columns:
             return self._queries_with_scales(terms)
         queries = []
+        values = list(map(self.factors.value, terms))
         for i, state in enumerate(states):
-            parts = [self.factors.value(t) for t in terms if t.operand is state]
+            parts = [value for t, value in zip(terms, values) if t.operand is state]
             if parts:
                 query = self.per_step(self.with_label(plus(parts), self.k))
                 queries.append(self.at_state(query, i))

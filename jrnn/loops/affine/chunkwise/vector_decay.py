@@ -19,7 +19,6 @@ Shapes: C steps of a chunk, N levels, K the contracted axis of S.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -37,8 +36,9 @@ from jrnn.loops.affine.chunkwise.decay import (
     largest_of,
     written,
 )
-from jrnn.loops.affine.chunkwise.labeled import Label, Labeled, Labels, dot, times, union, without
-from jrnn.loops.affine.chunkwise.solve import SavedForBackward
+from jrnn.loops.affine.chunkwise.guarded import Arrays, Pair
+from jrnn.loops.affine.chunkwise.labeled import Labeled, Labels, dot, times, union, without
+from jrnn.loops.affine.chunkwise.solve import ArrayFn, SavedForBackward
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class VectorDecay(Decay):
         barrier = jax.lax.optimization_barrier
         is_second = np.array([False, True])[:, None, None]
 
-        def join(rows: Sequence[Array], _: None) -> tuple[list[Array], list[Array]]:
+        def join(rows: Arrays, _: None) -> Pair:
             """Joins pairs of blocks. The last of the rows are the totals of blocks."""
             halves = []
             for row in rows:
@@ -129,18 +129,19 @@ class VectorDecay(Decay):
         scores: Labeled,
         values: Labeled,
         decays: DecayedVectors,
-        out: Sequence[Label],
+        out: Labels,
     ) -> Labeled:
         lead = without(scores.labels, ("T", "S"))
         pairs = split_levels(scores.along((*lead, "T", "S")))
         blocks = Labeled(pairs, (*lead, "N", "T", "S"))
-        product = dot(blocks, values, ["N", *out], self.precision)
+        product = dot(blocks, values, ("N", *out), self.precision)
         mixed = times([product, decays.queries[0]])
         lead = without(mixed.labels, ("N", "T"))
         levels = mixed.along(("N", "T", *lead))
         # Adds the rows of all levels to the steps that they belong to.
         _, second = _blocks(self.steps)
-        is_step = second.reshape(-1) == np.arange(self.steps)[:, None]
+        steps = np.arange(self.steps)[:, None]
+        is_step = second.reshape(-1) == steps
         rows = levels.reshape(-1, *levels.shape[2:])
         total = jnp.tensordot(is_step.astype(rows.dtype), rows, 1, precision=HIGHEST)
         return Labeled(total, ("T", *lead))
@@ -193,9 +194,7 @@ def _split(scores: Array) -> Array:
     return jnp.where(t // length == s // length, pairs, 0)
 
 
-def _with_transpose(
-    fn: Callable[[Array], Array], transpose: Callable[[Array], Array]
-) -> Callable[[Array], Array]:
+def _with_transpose(fn: ArrayFn, transpose: ArrayFn) -> ArrayFn:
     """Returns a linear function with its transpose, which for a lookup would be a scatter."""
     linear = jax.custom_jvp(fn)
 
