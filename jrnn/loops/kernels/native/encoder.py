@@ -320,26 +320,25 @@ class CallEncoder:
                 if isinstance(place, _Register):
                     last[place] = i
 
+        # Registers are numbered from -1 down.
         free: list[int] = []
         allocated: dict[_Register, int] = {}
-
-        def number_of(place: int) -> int:
-            """Registers are numbered from -1 down."""
-            return -1 - allocated[place] if isinstance(place, _Register) else place
-
         for i, (operation, out, operands) in enumerate(instructions):
-            numbers = list(map(number_of, operands))
+            numbers = [allocated[v] if isinstance(v, _Register) else v for v in operands]
             ends = {v for v in operands if isinstance(v, _Register) and last[v] == i}
             free += map(allocated.pop, ends)
+            target = out
             if isinstance(out, _Register):
                 if not free:
-                    free.append(self.registers)
                     self.registers += 1
-                allocated[out] = free.pop()
+                    free.append(-self.registers)
+                target = free.pop()
+                if last[out] == i:
+                    free.append(target)
+                else:
+                    allocated[out] = target
             unused = [numbers[0]] * (3 - len(numbers))
-            self.instructions.append([OPCODES[operation], number_of(out), *numbers, *unused])
-            if isinstance(out, _Register) and last[out] == i:
-                free.append(allocated.pop(out))
+            self.instructions.append([OPCODES[operation], target, *numbers, *unused])
 
     def _encode_move(self, o: Operation) -> _Stage:
         """Returns the stage of a move or a reduction."""
