@@ -71,6 +71,7 @@ from jrnn.jaxprs.queries import needed as needed
 from jrnn.jaxprs.queries import nested_equations as nested_equations
 from jrnn.jaxprs.queries import nodes_of as nodes_of
 from jrnn.jaxprs.queries import operations as operations
+from jrnn.jaxprs.queries import other_axes as other_axes
 from jrnn.jaxprs.queries import producers as producers
 from jrnn.jaxprs.queries import promoted_type as promoted_type
 from jrnn.jaxprs.queries import readers as readers

@@ -75,12 +75,18 @@ class Graph:
 
     def used(self) -> set[Var]:
         """The variables that a node reads or that are outputs."""
-        atoms = [*self.outputs, *(a for node in self.nodes for a in node.inputs)]
-        return {a for a in atoms if isinstance(a, Var)}
+        used = _variables(self.outputs)
+        for node in self.nodes:
+            used |= _variables(node.inputs)
+        return used
 
     def makers(self) -> dict[Var, FlatEquation]:
         """The node that makes each variable."""
         return {v: node for node in self.nodes for v in node.outputs}
+
+
+def _variables(atoms: Iterable[Atom]) -> set[Var]:
+    return {a for a in atoms if isinstance(a, Var)}
 
 
 def flatten(closed: ClosedJaxpr) -> Graph:
@@ -142,12 +148,12 @@ def body_of(eqn: Eqn) -> ClosedJaxpr | None:
 
 def live(nodes: Sequence[FlatEquation], outputs: Iterable[Atom]) -> tuple[FlatEquation, ...]:
     """The nodes that `outputs` need."""
-    live_vars = {v for v in outputs if isinstance(v, Var)}
+    live_vars = _variables(outputs)
     live_nodes = []
     for node in reversed(nodes):
         if live_vars.intersection(node.outputs):
             live_nodes.append(node)
-            live_vars.update(v for v in node.inputs if isinstance(v, Var))
+            live_vars |= _variables(node.inputs)
     return tuple(reversed(live_nodes))
 
 

@@ -23,9 +23,10 @@ from jrnn.jaxprs.programs import (
     is_explicit,
     is_in,
     read,
+    take,
     value,
 )
-from jrnn.jaxprs.queries import needed
+from jrnn.jaxprs.queries import needed, other_axes
 
 
 def over_time(eqns: Sequence[Eqn], outs: Iterable[Atom], env: Env, stacked: Env) -> None:
@@ -79,12 +80,12 @@ def product(
         return jax.lax.dot_general(a, b, numbers, precision, dtype)
     joined = []
     over = []
-    sizes = [a.shape[d] for d in batch[0]]
+    sizes = take(a.shape, batch[0])
     for x, summed, axes in zip((a, b), contracted, batch):
-        rest = [d for d in range(x.ndim) if d not in axes]
+        rest = other_axes(x.ndim, axes)
         joined.append(jax.lax.collapse(jnp.transpose(x, (*axes, *rest)), 0, count))
         over.append(tuple(1 + rest.index(d) for d in summed))
-        sizes += [x.shape[d] for d in rest if d not in summed]
+        sizes += take(x.shape, other_axes(x.ndim, (*axes, *summed)))
     result = jax.lax.dot_general(*joined, (tuple(over), ((0,), (0,))), precision, dtype)
     return result.reshape(sizes)
 

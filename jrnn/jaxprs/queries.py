@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -87,6 +87,20 @@ def with_promotion(fn: Callable[..., Any]) -> Callable[..., Any]:
             return fn(*args, **keywords)
 
     return promoting
+
+
+def other_axes(ndim: int, axes: Collection[int]) -> list[int]:
+    """Returns the axes of an array that are not among some."""
+    return [axis for axis in range(ndim) if axis not in axes]
+
+
+def positions(values: Iterable[Hashable]) -> dict[Any, int]:
+    """Returns the position of each of some different values.
+
+    >>> positions((2, 0, 1))
+    {2: 0, 0: 1, 1: 2}
+    """
+    return {value: i for i, value in enumerate(values)}
 
 
 def extent(dimension: Dimension) -> int:
@@ -386,7 +400,7 @@ def carry_groups(eqns: Equations, carry: Sequence[Var], new: Sequence[Atom]) -> 
         eqns: the equations of the step.
         carry, new: the carries, and their new values.
     """
-    node_of = {v: i for i, v in enumerate(carry)}
+    node_of = positions(carry)
     for node, eqn in enumerate(eqns, len(carry)):
         node_of.update(dict.fromkeys(eqn.outvars, node))
 

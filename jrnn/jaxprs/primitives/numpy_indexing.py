@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jrnn.jaxprs.primitives.numpy_rules import Array, Axes, Evaluate
+from jrnn.jaxprs.queries import other_axes
 
 
 def _window(shape: Axes, sizes: Axes, starts: Sequence[Array]) -> tuple[slice, ...]:
@@ -53,7 +54,7 @@ def _places(
         An array for each axis of the array; None if a window is outside.
     """
     outer_ndim = indices.ndim - 1
-    inner = [axis for axis in range(len(shape)) if axis not in (*dropped, *batching)]
+    inner = other_axes(len(shape), (*dropped, *batching))
     all_indices = []
     for axis, (total, size) in enumerate(zip(shape, sizes)):
         start = np.zeros(indices.shape[:-1], int)
@@ -107,7 +108,7 @@ def scatter(combine: Callable[..., None]) -> Evaluate:
         dropped = numbers.inserted_window_dims
         batching = numbers.operand_batching_dims
         sizes = [1] * x.ndim
-        inner = [axis for axis in range(x.ndim) if axis not in (*dropped, *batching)]
+        inner = other_axes(x.ndim, (*dropped, *batching))
         for axis, place in zip(inner, numbers.update_window_dims):
             sizes[axis] = new.shape[place]
         places = _places(

@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from jrnn.jaxprs.programs import take
+from jrnn.jaxprs.queries import other_axes
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Evaluate = Callable[..., Any]  # from the operands, and the parameters as keywords
 Function = Callable[..., Array]  # of arrays alone
@@ -155,7 +158,7 @@ def pad(x: Array, value: Array, *, padding_config: Sequence[tuple[int, int, int]
 
 
 def iota(*, dtype: Any, shape: Sequence[int], dimension: int, **_: Any) -> Array:
-    others = tuple(axis for axis in range(len(shape)) if axis != dimension)
+    others = tuple(other_axes(len(shape), [dimension]))
     return np.broadcast_to(np.expand_dims(np.arange(shape[dimension]), others), shape)
 
 
@@ -183,10 +186,10 @@ def dot_general(
 
 def _as_matrices(x: Array, over: Axes, batch: Axes) -> tuple[Array, list[int], list[int]]:
     """Returns a matrix [free, contracted] for each index of the batch axes; and the sizes of batch and free axes."""
-    free = [axis for axis in range(x.ndim) if axis not in (*over, *batch)]
-    batch_sizes = [x.shape[axis] for axis in batch]
-    free_sizes = [x.shape[axis] for axis in free]
-    depth = math.prod(x.shape[axis] for axis in over)
+    free = other_axes(x.ndim, (*over, *batch))
+    batch_sizes = take(x.shape, batch)
+    free_sizes = take(x.shape, free)
+    depth = math.prod(take(x.shape, over))
     moved = x.transpose(*batch, *free, *over)
     return moved.reshape(*batch_sizes, math.prod(free_sizes), depth), batch_sizes, free_sizes
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jrnn.jaxprs.jax_internals import JaxprEqn, Literal, Var
+from jrnn.jaxprs.queries import other_axes, positions
 
 Follow = dict[int, int]  # an axis of an operand -> the axis of a result
 AxisRule = Callable[
@@ -57,9 +58,7 @@ def without(parameter: str) -> AxisRule:
     """The rule of primitives that remove the axes in a parameter."""
 
     def rule(eqn: JaxprEqn, place: int, out: Var) -> Follow:
-        removed = _axes_in(eqn, parameter)
-        remaining = [k for k in range(eqn.invars[place].aval.ndim) if k not in removed]
-        return {k: axis for axis, k in enumerate(remaining)}
+        return positions(other_axes(eqn.invars[place].aval.ndim, _axes_in(eqn, parameter)))
 
     return rule
 
@@ -68,8 +67,8 @@ def along_others(parameter: str) -> AxisRule:
     """The rule of primitives that mix elements along the axes in a parameter, and keep all axes."""
 
     def rule(eqn: JaxprEqn, place: int, out: Var) -> Follow:
-        mixed = _axes_in(eqn, parameter)
-        return {k: k for k in range(eqn.invars[place].aval.ndim) if k not in mixed}
+        axes = other_axes(eqn.invars[place].aval.ndim, _axes_in(eqn, parameter))
+        return dict(zip(axes, axes))
 
     return rule
 
@@ -80,7 +79,7 @@ def _axes_in(eqn: JaxprEqn, parameter: str) -> Sequence[int]:
 
 
 def transpose(eqn: JaxprEqn, place: int, out: Var) -> Follow:
-    return {k: axis for axis, k in enumerate(eqn.params["permutation"])}
+    return positions(eqn.params["permutation"])
 
 
 def stack(eqn: JaxprEqn, place: int, out: Var) -> Follow:
@@ -111,9 +110,8 @@ def product(eqn: JaxprEqn, place: int, out: Var) -> Follow:
     contracted, batch = eqn.params["dimension_numbers"]
     free = []
     for side, operand in enumerate(eqn.invars):
-        joined = (*contracted[side], *batch[side])
-        free.append([k for k in range(operand.aval.ndim) if k not in joined])
-    follow = {k: axis for axis, k in enumerate(batch[place])}
+        free.append(other_axes(operand.aval.ndim, (*contracted[side], *batch[side])))
+    follow = positions(batch[place])
     start = len(batch[0]) + (len(free[0]) if place else 0)
     for axis, k in enumerate(free[place], start):
         follow[k] = axis

@@ -119,8 +119,9 @@ def _sides(eqn: Eqn) -> list[tuple[int, int]]:
 def _rows_and_summed(
     shape: tuple[Any, ...], summed: tuple[int, ...], batch: tuple[int, ...]
 ) -> tuple[int, int]:
-    free_sizes = [n for axis, n in enumerate(shape) if axis not in summed and axis not in batch]
-    return jaxprs.elements(free_sizes), jaxprs.elements([shape[axis] for axis in summed])
+    free = jaxprs.other_axes(len(shape), (*summed, *batch))
+    free_sizes = jaxprs.take(shape, free)
+    return jaxprs.elements(free_sizes), jaxprs.elements(jaxprs.take(shape, summed))
 
 
 def packing_seconds(
@@ -140,8 +141,8 @@ def packing_seconds(
         if not jaxprs.is_in(operand, moving):
             packed_bytes += jaxprs.nbytes(operand)
             continue
-        sizes = [n for i, n in enumerate(operand.aval.shape) if i not in axes]
-        rows.append(jaxprs.elements(sizes))
+        free = jaxprs.other_axes(operand.aval.ndim, axes)
+        rows.append(jaxprs.elements(jaxprs.take(operand.aval.shape, free)))
         if operand not in xs:
             result_bytes += jaxprs.nbytes(operand)
     if any(batch) or len(rows) != 1 or rows[0] < EQUATIONS.min_packed_rows:
