@@ -85,7 +85,8 @@ def associative_solve(j: Any, b: Any) -> Any:
     """Solves a recurrence in about 2 log2 T doubling steps. Products of blocks may overflow where the solution does not."""
 
     def compose(first: Any, second: Any) -> Any:
-        (p, q), (r, s) = first, second
+        p, q = first
+        r, s = second
         return _composed(r, p), jax.tree.map(add, matvec(r, q), s)
 
     return lax.associative_scan(compose, (j, b))[1]
@@ -95,7 +96,8 @@ def associative_max(j: Array, b: Array) -> Array:
     """Solves `w[t] = max(b[t], j[t] w[t-1])`, with the largest products in place of sums; all numbers are at least 0."""
 
     def compose(first: Any, second: Any) -> Any:
-        (p, q), (r, s) = first, second
+        p, q = first
+        r, s = second
         pairs = jnp.max(r[..., :, :, None] * p[..., None, :, :], -2)
         return pairs, jnp.maximum(jnp.max(r * q[..., None, :], -1), s)
 
