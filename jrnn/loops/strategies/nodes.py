@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from jrnn.jaxprs import primitives
-from jrnn.loops.affine import associative
 from jrnn.loops.costs.estimates import Estimate, Estimator, estimate
 from jrnn.loops.ir import Loop, Results, RunLoop, scan_in_chunks
 from jrnn.loops.ir.description import Description, contractions, described, items
@@ -200,25 +199,3 @@ class SplitInTiles:
         inner = self.inner.describe()
         remark = f"run {self.size} steps at a time, so that these arrays stay small"
         return inner._replace(chunk=self.size, remarks=(remark, *inner.remarks))
-
-
-@dataclass(frozen=True)
-class AssociativeSolve:
-    """Solves an affine loop for all steps in log T doubling steps. It is chosen without an estimate."""
-
-    loop: Loop
-
-    def run(
-        self,
-        consts: Values,
-        init: Values,
-        xs: Values,
-        length: Any,
-    ) -> Results:
-        return associative.solve_loop(self.loop, consts, init, xs, length)
-
-    def estimate(self, estimator: Estimator) -> Estimate:
-        return Estimate(0.0, 0)
-
-    def describe(self) -> Description:
-        return described(self.loop)

@@ -9,22 +9,48 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jrnn import jaxprs
-from jrnn.loops.affine import associative
-from jrnn.loops.ir import Loop, ScanParams, Unsupported
+from jrnn.loops.costs.estimates import Estimate, Estimator
+from jrnn.loops.ir import Loop, Results, ScanParams, Unsupported, Values
+from jrnn.loops.ir.description import Description, described
 from jrnn.loops.passes import split
 from jrnn.loops.passes.moves import is_computation
 from jrnn.loops.passes.sums import dot_smaller_first
 from jrnn.loops.plan import Candidate
 from jrnn.loops.strategies.context import Context
-from jrnn.loops.strategies.nodes import AssociativeSolve, Split, Steps, steps_with_wide_sums
+from jrnn.loops.strategies.nodes import Split, Steps, steps_with_wide_sums
 from jrnn.loops.strategies.try_few_kernels import split_for_accelerator
 
 NAME = "associative"
 _COMPARED_STEPS = 5  # for which the solution is compared with the loop
 _MIN_STEPS = 64  # of the associative solver; an estimate, not measured
+
+
+@dataclass(frozen=True)
+class AssociativeSolve:
+    """Solves an affine loop for all steps in log T doubling steps. It is chosen without an estimate."""
+
+    loop: Loop
+
+    def run(
+        self,
+        consts: Values,
+        init: Values,
+        xs: Values,
+        length: Any,
+    ) -> Results:
+        from jrnn.loops.affine.associative import solve_loop
+
+        return solve_loop(self.loop, consts, init, xs, length)
+
+    def estimate(self, estimator: Estimator) -> Estimate:
+        return Estimate(0.0, 0)
+
+    def describe(self) -> Description:
+        return described(self.loop)
 
 
 def try_associative(context: Context) -> Sequence[Candidate]:
@@ -37,6 +63,8 @@ def try_associative(context: Context) -> Sequence[Candidate]:
         return [context.candidate(NAME, Split(split_loop, AssociativeSolve(split_loop.residual)))]
     if not context.is_requested(NAME):
         return []
+    from jrnn.loops.affine import associative
+
     why = associative.refusal(context.split(None).residual)
     if why is not None:
         raise Unsupported(why)
@@ -49,11 +77,15 @@ def try_associative(context: Context) -> Sequence[Candidate]:
 
 def refusal(loop: Loop) -> str | None:
     """Returns why a traced loop cannot be solved, or None."""
+    from jrnn.loops.affine import associative
+
     return associative.refusal(split(loop).residual)
 
 
 def _why_not_solved(residual: Loop, context: Context) -> str | None:
     """Returns the reason why a loop is not solved for all steps at once, or None."""
+    from jrnn.loops.affine import associative
+
     if not jaxprs.is_known(residual.length):
         return "the number of steps is symbolic"
     if context.is_requested(NAME):
@@ -75,6 +107,8 @@ def _why_not_solved(residual: Loop, context: Context) -> str | None:
 
 def _solved(scan: ScanParams) -> Any:
     """Returns what solves a loop at once, for its comparison with the loop; None if it is not affine."""
+    from jrnn.loops.affine import associative
+
     loop, constants = scan.inlined(jaxprs.LOWERED_CALLS)
     if associative.refusal(loop) is not None:
         return None

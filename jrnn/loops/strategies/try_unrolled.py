@@ -17,7 +17,6 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.loops.affine.reader import read_diagonal
 from jrnn.loops.costs.bounds import ELEMENTWISE_MIN_GAIN
 from jrnn.loops.costs.constants import TINY_LOOP
 from jrnn.loops.costs.estimates import Estimate, Estimator, Terms, estimate, total
@@ -194,6 +193,7 @@ def _tiny_nodes(
 
 def call_in_blocks(loop: Loop) -> AffineCall:
     """Returns the call of the kernel for an affine loop, with the coefficients of a single carry."""
+    from jrnn.loops.affine.reader import read_diagonal
     from jrnn.loops.kernels.native.affine_call import affine_call
     from jrnn.loops.kernels.native.affine_step import affine_step
 
