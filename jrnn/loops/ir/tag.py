@@ -1,7 +1,8 @@
 """The tag on a loop: XLA metadata that JAX carries through every transformation of the equation.
 
 `jrnn.scan` and `optimize_scans` set it, and the rules of `install.py` read it. It holds the caller's options, and what
-differentiation leaves for the lowering.
+differentiation leaves for the lowering. It is JSON in one string: of what one can put on an equation, JAX keeps nothing but
+metadata through all its transformations, and metadata are strings that it writes into programs.
 """
 
 from __future__ import annotations
