@@ -35,7 +35,7 @@ def try_split(context: Context) -> Sequence[Candidate]:
     """Returns splits of the loop; nothing if a candidate is faster than the part that stays in all of them."""
     residual_seconds = _residual_seconds(context)
     for candidate in context.candidates:
-        if _beats_every_split(candidate, residual_seconds, context):
+        if _beats(candidate, residual_seconds, context):
             return []
     can_leave = context.movable
     moves_by_label = {
@@ -97,7 +97,7 @@ def _fits(candidate: Candidate, context: Context) -> bool:
     return candidate.estimate.memory <= max_bytes
 
 
-def _beats_every_split(
+def _beats(
     candidate: Candidate,
     residual_seconds: float,
     context: Context,
