@@ -90,10 +90,16 @@ def _apart(
     b: Sequence[Factor],
 ) -> tuple[list[Factor], Product, Product]:
     """Returns the factors that two products have in common, and the other factors of each."""
+    common = []
+    for factor, other in zip(a, b):  # all but the last ones, in repeated sums
+        if factor is not other:
+            break
+        common.append(factor)
+    a = a[len(common) :]
+    b = b[len(common) :]
     places: dict[int, list[int]] = {}
     for i, factor in enumerate(b):
         places.setdefault(_key(labels, factor), []).append(i)
-    common = []
     rest_of_a = []
     is_common = [False] * len(b)
     for factor in a:
