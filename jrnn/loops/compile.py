@@ -231,34 +231,31 @@ def canonical_form(
     """
     adapters: list[Adapter] = []
     applied: list[str] = []
-
-    def after(rewrite: Callable[[Loop], Any], before: Loop) -> Loop:
-        """Applies a pass, which returns a loop, or a loop and its adapter."""
+    simplified = loop
+    # Passes that keep the carries and inputs as they are, then passes that change them.
+    passes: list[Callable[[Loop], Any]] = [*SIMPLIFICATIONS, eliminate_carries]
+    if hoists_keys:
+        passes.append(hoist_random_keys)
+    passes += [unpack_carries, functools.partial(normalize_axes, merge=devices == 1)]
+    for rewrite in passes:
+        if rewrite is eliminate_carries:
+            simplified = loop
+            if reads_array_literals(loop):
+                break
+        before = loop
         rewritten = rewrite(before)
-        form, adapter = (rewritten, None) if isinstance(rewritten, Loop) else rewritten
+        loop, adapter = (rewritten, None) if isinstance(rewritten, Loop) else rewritten
         if adapter is not None:
             adapters.append(adapter)
-        if adapter is not None or form.eqns != before.eqns:
-            name = getattr(rewrite, "func", rewrite).__name__
-            applied.append(name)
-            if checked_passes.value:
-                from jrnn.loops.ir.derived import check_pass
+        elif loop.eqns == before.eqns:
+            continue
+        name = getattr(rewrite, "func", rewrite).__name__
+        applied.append(name)
+        if checked_passes.value:
+            from jrnn.loops.ir.derived import check_pass
 
-                check_pass(name, rewrite, before)
-        return form
-
-    # Passes that keep the carries and inputs as they are.
-    for simplify in SIMPLIFICATIONS:
-        loop = after(simplify, loop)
-    if reads_array_literals(loop):
-        return loop, adapters, applied
-    # Passes that change them.
-    form = after(eliminate_carries, loop)
-    if hoists_keys:
-        form = after(hoist_random_keys, form)
-    form = after(unpack_carries, form)
-    form = after(functools.partial(normalize_axes, merge=devices == 1), form)
-    return (form if form is loop else compose_views(form)), adapters, applied
+            check_pass(name, rewrite, before)
+    return (loop if loop is simplified else compose_views(loop)), adapters, applied
 
 
 def _with_transposed_constants(loop: Loop, baseline: Candidate, target: Target) -> Loop:
