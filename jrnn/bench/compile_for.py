@@ -53,7 +53,7 @@ class Accelerator:
         title: its name in tables.
         platform: its platform in JAX.
         topology: its name and the options that describe it to XLA.
-        modules: Python packages, one of which must be installed.
+        modules: Python packages; one of them must be installed.
         extra: the extra of jrnn that installs them.
         launch: the least seconds of a kernel in a loop.
         bandwidth: bytes a second between the chip and its memory.

@@ -77,7 +77,7 @@ class StepRecord(Record):
 
     Attributes:
         ran: what ran the loops, if that was planned: "chunks", or the forward and the reverse loop, as "lax.scan, scan".
-        difference: the largest difference of its results from those of `jax.lax.scan`, relative to the largest element of
+        difference: the largest difference of its results from `jax.lax.scan`'s, relative to the largest element of
             the same array.
     """
 
@@ -193,7 +193,7 @@ def bench_step(
 
     Raises:
         ConfigError: for an executor or a mode that does not exist.
-        Other errors are those of `jax.lax.scan` for the same arguments.
+        Other errors are the errors of `jax.lax.scan` for the same arguments.
 
     >>> import jax.numpy as jnp
     >>> w = jnp.eye(4) / 2

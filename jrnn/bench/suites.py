@@ -2,7 +2,7 @@
 
 In: `SuiteOptions`. Out: `Job`s, each with the programs to compare. `jrnn bench` runs `cell_suite.py`.
 
-A suite's `OURS` are the programs whose times are divided by those of the others. It may have `summary(records)`, a text
+A suite's `OURS` are the programs whose times are divided by the others' times. It may have `summary(records)`, a text
 below the tables. scripts/benchmarks of the repository has more suites.
 """
 

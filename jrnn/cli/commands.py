@@ -24,7 +24,7 @@ from jrnn.loops import host
 
 
 def run(argv: Sequence[str] | None) -> int:
-    """Runs a command line, by default that of the process; see `jrnn.cli.main`."""
+    """Runs a command line, by default the process's own; see `jrnn.cli.main`."""
     interrupts: list[int] = []
     if argv is None:  # the process is ours
         host.retain_memory()

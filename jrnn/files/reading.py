@@ -80,7 +80,7 @@ def blocks(opened: BinaryIO, path: PathName, error: ErrorType) -> Iterator[bytes
 
 
 def read_rest(opened: BinaryIO, path: PathName, error: ErrorType, most: int | None) -> bytes:
-    """Returns what follows in an open file, at most so many bytes."""
+    """Returns the rest of an open file; raises if it has more than `most` bytes."""
     read = []
     for block in blocks(opened, path, error):
         read.append(block)

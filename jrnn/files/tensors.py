@@ -120,7 +120,7 @@ def load_npz(path: str | Path, error: ErrorType) -> dict[str, np.ndarray]:
 
 
 def _array(opened: BinaryIO | Any, size: int) -> np.ndarray:
-    """Reads the array of a .npy file of so many bytes."""
+    """Reads the array of a .npy file of `size` bytes."""
     version = np.lib.format.read_magic(opened)
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,

@@ -90,7 +90,7 @@ class _Slice:
 
 
 class _TorchTensors:
-    """The tensors of a file of torch, as `safetensors.safe_open` gives those of its files."""
+    """The tensors of a file of torch, with the methods of `safetensors.safe_open`."""
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
         self._tensors = tensors

@@ -166,7 +166,7 @@ def _remove(half: Path) -> None:
 
 @contextlib.contextmanager
 def reporting(target: PathName, error: ErrorType) -> Iterator[None]:
-    """Raises `error` in the place of an error of the system."""
+    """Raises `error` instead of the system's errors."""
     try:
         yield
     except (OSError, ValueError) as e:  # ValueError: a zero byte in the name
@@ -194,7 +194,7 @@ def _link(old: Path, new: Path) -> None:
 
 
 def _put(new: Path, target: Path) -> bool:
-    """Puts a folder in the place of another, in one step; returns False if the system cannot."""
+    """Replaces a folder by another in one step; returns False if the system cannot."""
     try:
         os.rename(new, target)
         return True

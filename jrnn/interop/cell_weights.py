@@ -1,4 +1,4 @@
-"""The weights of one cell, between PyTorch's layout and that of any other system in `jrnn.nn.conventions`.
+"""The weights of one cell, between PyTorch's layout and any other layout in `jrnn.nn.conventions`.
 
 The two biases of an LSTM or a plain cell are only ever added to each other. A GRU's are not: the reset gate scales the
 candidate's hidden bias, so a system with a single bias cannot hold it. Also, not all GRUs are the same function: here, in

@@ -45,7 +45,7 @@ def from_keras(
         kind: "RNN" (SimpleRNN), "LSTM" or "GRU".
         weights: `layer.get_weights()`.
         layer: the index of the layer in the stack.
-        bidirectional: whether the list is that of a Bidirectional layer.
+        bidirectional: whether the weights come from a Bidirectional layer.
         use_bias: whether the layer has biases.
 
     Raises:

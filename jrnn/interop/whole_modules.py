@@ -36,7 +36,7 @@ def _transposed_convolution(x: np.ndarray) -> np.ndarray:
 
 
 # By the layer of flax and the name of its variable: the name in PyTorch's layer, and the change of the array. Any other
-# variable, such as those of jrnn.nn's layers, has its own name and layout in PyTorch, too.
+# variable, such as a weight of jrnn.nn's layers, has the same name and layout in PyTorch.
 _Rows = dict[str, tuple[str, _Turn]]
 _NORM: _Rows = {"scale": ("weight", _same), "bias": ("bias", _same)}
 _LAYERS: dict[type, _Rows] = {
@@ -85,18 +85,18 @@ def load_module(
     prefix: str = "",
     strict: bool = True,
 ) -> LoadReport:
-    """Sets all parameters and statistics of a flax module to those of a PyTorch model.
+    """Copies all parameters and statistics of a PyTorch model into a flax module.
 
-    Layers are those of `jrnn.nn`, and flax's Embed, Linear, Conv, ConvTranspose, and Layer-, Group-, RMS- and BatchNorm.
+    Supports the layers of `jrnn.nn`, and flax's Embed, Linear, Conv, ConvTranspose, and Layer-, Group-, RMS- and BatchNorm.
     Any other variable gets the tensor of its own path. Values are cast to the types of the variables.
 
     Args:
         module: has the same names as the model, as far as `names` does not say otherwise. The layers of `nnx.List`,
             `nnx.Sequential` and `jrnn.nn.Sequential` are numbered as PyTorch's.
-        source, prefix: as those of `load_state_dict`; such as `model.state_dict()`.
+        source, prefix: as in `load_state_dict`; for example `model.state_dict()`.
         names: PyTorch's names by the module's, of layers or variables: {"embed": "embedding", "head": "classifier.2"}.
-        strict: raises if a variable has no tensor, or a tensor has no variable. A tensor that equals one which is used, such
-            as that of a tied layer, needs none.
+        strict: raises if a variable has no tensor, or a tensor has no variable. A tensor that equals a used one, such
+            as the weight of a tied layer, needs no variable.
 
     Returns:
         what went where; `print` shows it.
@@ -174,7 +174,7 @@ def _variables(module: nnx.Module) -> Iterator[tuple[str, str, _Turn, nnx.Variab
 
 
 def _renamed(path: str, own: str, names: NameMap) -> str:
-    """PyTorch's name of a variable: `names` has it, or that of the innermost layer around it, or it is `own`."""
+    """PyTorch's name of a variable: from `names`, for it or for the innermost layer around it; otherwise `own`."""
     if path in names:
         return names[path]
     innermost = ""

@@ -342,7 +342,7 @@ class Family:
         only: keys that change what is computed and are not supported, with the values that change nothing.
         renamed: beginnings of names in older files, and what they are now.
         unused: beginnings or ends of names of tensors that are not read.
-        defaults: of keys, where they are not those of `config`.
+        defaults: of keys, where they differ from the defaults of `config`.
     """
 
     name: str
@@ -355,7 +355,7 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, given: Mapping[str, Any], where: str, by_hand: bool) -> Any:
-        """The config from the keys of config.json, of which there is a decoder; `by_hand`: see `read_config`."""
+        """The config from the keys of config.json, checked by making its decoder; `by_hand`: see `read_config`."""
         config = read_config(self, given, where, by_hand)
         try:
             decoder_of(self, config)

@@ -136,7 +136,7 @@ class Tensors:
             return True
 
     def check(self, decoder: Decoder) -> None:
-        """Raises unless the tensors are those of a model. Joined ones may be cut at other places."""
+        """Raises unless the tensors are a model's. Joined tensors may be cut at other places."""
         shapes = decoder.shapes()
         spare = decoder.names.head if decoder.tied else None
         joins = []
@@ -244,7 +244,7 @@ def write(
 ) -> None:
     """Writes config.json and safetensors files of at most `shard_bytes`, or of one tensor, in one step.
 
-    Other files of the folder stay, such as those of the tokenizer; see `jrnn.files.new_folder`.
+    Other files of the folder stay, such as the tokenizer's; see `jrnn.files.new_folder`.
     """
     shapes = decoder.shapes()
     # tensors, each with its parameter and its place in it

@@ -66,7 +66,7 @@ def history(batch: int, vocabulary: int, dtype: Any = jnp.float32) -> State:
 
 
 def apart(state: State) -> tuple[State, State]:
-    """A state without the history of its texts, and the history, of which a state may have less or nothing."""
+    """Splits a state into what the model reads and the history of its texts, which may be missing in part."""
     past = {}
     for name, leaf in state.items():
         if name in HISTORY:
@@ -138,7 +138,7 @@ class TokenModel(Protocol):
     def step(self, token: Any, state: State | None = None, *, mask: Any = None) -> Outputs: ...
 
     def with_room(self, state: State | None, batch: int, steps: int) -> State:
-        """The state, checked, with room for so many further tokens; the initial one with its history for None."""
+        """The state, checked, with capacity for `steps` more tokens; for None the initial state with its history."""
         ...
 
 

@@ -142,7 +142,7 @@ def configured(
 
 
 def shapes_of(model: LanguageModel) -> dict[str, tuple[int, ...]]:
-    """The shape of each parameter; those of experts are stacked."""
+    """The shape of each parameter; experts' parameters are stacked."""
     shapes = model.decoder.shapes()
     merges = model.decoder.parameters()
     return {name: merge.shape(shapes) if merge else shapes[name] for name, merge in merges.items()}
@@ -183,7 +183,11 @@ def create(config: Mapping[str, Any], key: Array, dtype: Any = jnp.float32) -> L
 
 
 def _initial(name: str, shape: tuple[int, ...], key: Array, around_one: bool) -> Array:
-    """`around_one`: whether the family adds 1 to the gains of norms, but that of the gated delta rule."""
+    """The initial value of a parameter.
+
+    Args:
+        around_one: whether the family adds 1 to the gains of norms, except for the gated delta rule's norm.
+    """
     last = name.rpartition(".")[2]
     if last == "A_log":
         return jnp.log(jax.random.uniform(key, shape, minval=1.0, maxval=16.0))

@@ -120,7 +120,7 @@ class LanguageModel:
     ) -> Outputs:
         """One token for each sequence, [N] -> the logits [N, V] of the next one, and the state.
 
-        `resets` and `mask`, booleans [N], are those of this token, as in a call.
+        `resets` and `mask`, booleans [N], are the values for this token, as in a call.
 
         Under `jax.jit`, a family that remembers all tokens (qwen3_next) needs a state with room for them:
         `initial_state(N, room)`. Its logits are NaN when there is none left.

@@ -210,7 +210,7 @@ class DecoderKeys(RopeKeys):
         return self.head_dim or divides("num_attention_heads", count, "hidden_size", size)
 
     def kinds(self, known: Iterable[str], otherwise: Callable[[int], str]) -> list[str]:
-        """The type of each layer; `otherwise` gives those of a config without them."""
+        """The type of each layer; by `otherwise` if the config has no types."""
         count = self.num_hidden_layers
         given = self.layer_types
         return layer_types(

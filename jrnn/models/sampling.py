@@ -1,4 +1,4 @@
-"""How the next token is drawn: limits that act as those of transformers, as data of each row.
+"""How the next token is drawn: the limits of transformers (temperature, top-k and others), as data of each row.
 
 Shapes: N batch, V vocabulary, S tokens that end a sequence.
 """

@@ -34,12 +34,12 @@ def write_text(
     """Loads a model and writes up to `length` tokens after a prompt, until its end-of-text token; piece by piece.
 
     Args:
-        folder: as `load` takes it. Keys of generation_config.json go before those of config.json. Without tokenizer.json the
+        folder: as `load` takes it. Keys of generation_config.json go before keys of config.json. Without tokenizer.json the
             prompt and the text are numbers of tokens, as in "3 14 15".
         prompt: the beginning of the text, which has at least one token.
         stop: texts before whose first appearance after the prompt the text ends.
         seed: of the draws.
-        options: those of `LanguageModel.stream`, such as `temperature`.
+        options: keyword arguments of `LanguageModel.stream`, such as `temperature`.
 
     Yields:
         The prompt and what follows it, in pieces.

@@ -77,9 +77,9 @@ def rnn(
         nonlinearity: "tanh" or "relu".
         lengths: [N] integers from 0 to T, in any order, where the sequences end. Past the end, outputs are 0 and the values
             of x are ignored, even NaN. The last state is the one at the end (hx for length 0).
-        resets: booleans, [T, N], [N, T] with batch_first, or [T] for one sequence; those of a `PackedSequence` have the
-            layout of the padded sequence. Where True, the state is replaced by `reset_state` before that step. The outputs
-            are those of the pieces between resets, each on its own: as a reverse direction runs step t before step t - 1,
+        resets: booleans, [T, N], [N, T] with batch_first, or [T] for one sequence. For a `PackedSequence` they have the
+            layout of the padded sequence. Where True, the state is replaced by `reset_state` before that step. Each piece
+            between resets gives the outputs that it gives alone. As a reverse direction runs step t before step t - 1,
             its reset at t acts before step t - 1. Resets past the end of a sequence have no effect.
         reset_state: the states after resets, of the shapes of hx. None is zeros, not hx, which may come from an earlier
             piece of the sequence.
@@ -88,8 +88,8 @@ def rnn(
         key: a PRNG key for dropout and zoneout; without it nothing is random.
         return_states: "last"; "all", the states after every step, [T, L K, N, P], which do not change past the end of a
             sequence; or "all+initial", [T + 1, L K, N, P], with the initial state first, or last for a reverse direction.
-        embedding: [V, D], whose rows x names by integers: [T, N], [N, T] with batch_first, or [T]. Same values as those of
-            `x = embedding[x]`, and on a CPU less work if there are fewer rows than integers.
+        embedding: [V, D], whose rows x names by integers: [T, N], [N, T] with batch_first, or [T]. Same values as
+            `x = embedding[x]`, and less work on a CPU if there are fewer rows than integers.
         settings: see `jrnn.nn.Settings`.
 
     Returns:
@@ -119,7 +119,7 @@ def rnn(
 def lstm(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Any, Pair]:
     """A stack of LSTM layers, [T, N, D] -> [T, N, K P] and the last states [L K, N, P], [L K, N, H].
 
-    Arguments are those of `rnn`; hx is a pair (h, c).
+    Takes the arguments of `rnn`; hx is a pair (h, c).
 
     Returns:
         `(output, (h_n, c_n))`.
@@ -163,7 +163,7 @@ def rnn_step(
 def lstm_step(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Array, Pair]:
     """One step through a stack of LSTM layers, for streaming. Takes and returns the state.
 
-    Step by step, the outputs of a sequence are those of `lstm` without dropout.
+    Step by step, a sequence has the same outputs as by `lstm` without dropout.
 
     Args:
         params: parameters of a stack without a reverse direction.

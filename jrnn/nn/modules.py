@@ -140,7 +140,7 @@ class _Stack(Parameters):
     ) -> tuple[Any, Any]:
         """[T, N, D] -> output [T, N, K P] and the last states: h_n [L K, N, P], or for an LSTM (h_n, c_n [L K, N, H]).
 
-        The arguments are those of `jrnn.nn.functional.rnn`. `rngs` replaces the module's own source of random keys.
+        Takes the arguments of `jrnn.nn.functional.rnn`. `rngs` replaces the module's own source of random keys.
         """
         unit = self.layout.unit
         key = self._key(rngs)
@@ -182,7 +182,7 @@ class RNN(_Stack):
         nonlinearity: "tanh" or "relu".
         rngs: the source of random keys for the parameters (stream `params`) and for dropout and zoneout (stream `dropout`).
         bias: whether there are biases; True by default.
-        bidirectional: whether a second direction runs from the end to the start; its outputs follow those of the first.
+        bidirectional: whether a second direction runs from the end to the start; its outputs follow the first one's.
         layer_norm: whether to normalize each product in the gates (Ba et al., 2016).
         deterministic: whether dropout and zoneout are disabled; `train()` and `eval()` set it.
         param_dtype: the type of the parameters; float32 by default.
@@ -213,7 +213,7 @@ class RNN(_Stack):
 class LSTM(_Stack):
     """LSTM layers: c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c').
 
-    Args are those of `RNN`, without `nonlinearity`. If `proj_size`, P, is above 0, h' is projected to P features.
+    Takes the arguments of `RNN`, without `nonlinearity`. If `proj_size`, P, is above 0, h' is projected to P features.
 
     >>> lstm = LSTM(3, 4, rngs=nnx.Rngs(0))
     >>> xs = jnp.ones((5, 2, 3))
@@ -237,7 +237,9 @@ class LSTM(_Stack):
 
 
 class GRU(_Stack):
-    """GRU layers: n = tanh(xn + r (W_hn h + b_hn)), h' = (1 - z) n + z h; args are those of `RNN`, without `nonlinearity`.
+    """GRU layers: n = tanh(xn + r (W_hn h + b_hn)), h' = (1 - z) n + z h.
+
+    Takes the arguments of `RNN`, without `nonlinearity`.
 
     >>> gru = GRU(3, 4, bidirectional=True, rngs=nnx.Rngs(0))
     >>> output, h_n = gru(jnp.ones((5, 3)))

@@ -123,7 +123,7 @@ class RecurrentLayer(Parameters):
             resets: booleans, [T, N], [N, T] with batch_first, or [T]. Where True, the state is `initial_state` before that
                 step.
             mask: booleans as `resets`: True where a step counts. Where False, the state stays, outputs are 0, and the values
-                of x and dt are ignored, even NaN: results are those of the steps that count alone. Resets there still hold.
+                of x and dt are ignored, even NaN. Results are as without these steps. Resets still apply.
             dt: numbers as `resets`, at least 0: the time since the last step that counts, in units of the layer's own step.
                 Only of layers in continuous time: LRU, S5, Mamba, Mamba2, and a Recurrent whose step takes it.
 
@@ -177,7 +177,7 @@ class RecurrentLayer(Parameters):
     ) -> Outputs:
         """One step, [N, D] or [D] -> y [N, P] or [P] and the state, which the next step takes.
 
-        `resets`, `mask` and `dt`, [N] or numbers, are those of this step, as in a call.
+        `resets`, `mask` and `dt`, [N] or numbers, are the values for this step, as in a call.
         """
         return self.apply_step(self.params(), x, state, resets=resets, mask=mask, dt=dt)
 

@@ -19,7 +19,7 @@ from jrnn.nn.checks import check_array, check_dt, check_features, check_lengths,
 
 
 def compute_type(params: Mapping[str, Any], x: Array, dtype: DTypeLike) -> Any:
-    """The type of the products with weights: `dtype`, or that of the input and the parameters."""
+    """The type of the products with weights: `dtype`, or the common type of the input and the parameters."""
     return jaxprs.promoted_type(x, *params.values()) if dtype is None else jnp.dtype(dtype)
 
 
@@ -124,7 +124,7 @@ def where_live(live: Array, x: Array) -> Array:
 
 
 def in_rows(rows: Array, then: Any, otherwise: Any, axis: int = 0) -> Any:
-    """The arrays of one tree in these rows [N] of an axis, and those of another tree in the other rows."""
+    """Selects by rows [N] of an axis: the arrays of `then` where True, the arrays of `otherwise` elsewhere."""
 
     def of(a: Array, b: Array) -> Array:
         return jnp.where(

@@ -118,7 +118,7 @@ class Sequential(nnx.Module):
     ) -> tuple[Array, Any]:
         """One step, [N, D] or [D] -> y [N, P] or [P] and the state, which the next step takes. Nothing is dropped.
 
-        `resets`, `mask` and `dt`, [N] or numbers, are those of this step, as in a call.
+        `resets`, `mask` and `dt`, [N] or numbers, are the values for this step, as in a call.
         """
         x = check_array("Sequential.step", "x", x)
         self._check_timed(dt)
@@ -158,7 +158,7 @@ class Sequential(nnx.Module):
         live: Array | None,
         single: bool,
     ) -> tuple[Array, Any]:
-        """Calls all parts. What does not count is 1 for those without a state, of which most functions have a gradient."""
+        """Calls all parts. Parts without a state get 1 at steps that do not count: most functions are smooth at 1."""
         count = sum(map(_is_layer, self.parts))
         if state is not None and not (isinstance(state, (tuple, list)) and len(state) == count):
             if isinstance(state, (tuple, list)):
@@ -198,7 +198,7 @@ def _is_timed(part: Any) -> bool:
 
 
 def _moved(part: Any, state: PyTree, back: bool = False) -> Any:
-    """The states [L K, N, P] of PyTorch's layers as [N, L K, P], or back; those of others are [N, ...]."""
+    """The states [L K, N, P] of PyTorch's layers as [N, L K, P], or back. Other layers' states are [N, ...] already."""
     if not isinstance(part, (RNN, LSTM, GRU)):
         return state
     ends = (0, 1) if back else (1, 0)

@@ -58,7 +58,7 @@ def run_stack(
     """Runs a stack over whole sequences of any kind.
 
     Args:
-        where: the caller's name in messages. The other arguments are those of `jrnn.nn.functional.rnn`.
+        where: the caller's name in messages. The others are as in `jrnn.nn.functional.rnn`.
 
     Returns:
         `(output, states)`, where states is a tuple (h,) or (h, c).
@@ -144,7 +144,7 @@ def _fresh_state(
 def _run_layers(
     functions: tuple[()], options: tuple[Common, int], arrays: Any
 ) -> tuple[Array, State]:
-    """All layers over [T, N, D], each of so many directions."""
+    """Runs all layers, each of `width` directions, over [T, N, D]."""
     shared, width = options
     weights, states, fresh, (lengths, resets, mask), x, key, table = alike(arrays)
     settings = shared.settings
@@ -192,7 +192,7 @@ def _run_layers(
 
 
 def _in_direction(direction: int, width: int, rows: Array, then: State, otherwise: State) -> State:
-    """The states [L K, N, ...], of which those of one direction and of these rows [N] are others."""
+    """The states [L K, N, ...]: `then` for one direction and the chosen rows [N], `otherwise` elsewhere."""
     own = jnp.arange(otherwise[0].shape[0])[:, None] % width == direction
     chosen = (own & rows[None])[..., None]
     return tuple(jnp.where(chosen, a, b) for a, b in zip(then, otherwise, strict=True))

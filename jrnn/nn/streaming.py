@@ -40,8 +40,8 @@ def chunked(
 ) -> tuple[Array, Any]:
     """Calls a module on a sequence in chunks of `size` steps, between which gradients stop.
 
-    Outputs and last states are those of `module(x, hx, ...)`. A gradient goes back from each output to the beginning of its
-    chunk only: truncated backpropagation through time.
+    Outputs and last states equal the results of `module(x, hx, ...)`. A gradient goes back from each output to the beginning
+    of its chunk only: truncated backpropagation through time.
 
     Args:
         module: a module without a reverse direction.

@@ -2,9 +2,9 @@
 
 Shapes: N batch, H hidden, G gates. States are [N, H], contributions [N, G H].
 
-`layers.py` multiplies with the weights: `zx` is the contribution of the input, with both biases added, and `zh` that of the
-old hidden state. The GRU scales the hidden contribution to its last gate, the candidate n, before it is added. So that gate
-is *late*: its hidden bias is not in `zx`, but is given to `advance` as `late`.
+`layers.py` multiplies with the weights: `zx` is the contribution of the input, with both biases added. `zh` is the
+contribution of the old hidden state. The GRU scales the hidden contribution to its last gate, the candidate n, before it is
+added. So that gate is *late*: its hidden bias is not in `zx`, but is passed to `advance` as `late`.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Recurrence:
         forms: labels of axes; S has those in `batch`, K and V, and maybe axes of size 1.
         heads: B and H, the sizes of the axes of S besides K and V: all but the last, and the last.
         terms: q, k, v, and the decay and b, where there are.
-        read: the variable y, and the labels of its axes, which are None for those of size 1.
+        read: the variable y, and the labels of its axes; None for an axis of size 1.
     """
 
     scan: ScanParams

@@ -98,7 +98,7 @@ class OnnxGraph:
 
 @dataclass(frozen=True, eq=False)
 class OnnxNode:
-    """One node. `run(graph, args)` evaluates a graph that the node holds, in its scope. `key` is that of the call."""
+    """One node. `run(graph, args)` evaluates a graph that the node holds, in its scope. `key` is the call's key."""
 
     type: str
     name: str

@@ -1,6 +1,6 @@
 """Rules for primitives that read and write elements by their places: gather, scatter, sort, and running reductions.
 
-Shapes: S the axes of the indices, W those of a window, n the number of elements of the operand.
+Shapes: S the axes of the indices, W the axes of a window, n the number of elements of the operand.
 """
 
 import math
@@ -34,7 +34,7 @@ def _linear(
     indices: Any,
     mode,
 ):
-    """The places of windows in an array that is flat, [S, W]; those of a window that lies partly outside are n.
+    """The indices of windows' elements in the flat array, [S, W]; n for a window that lies partly outside.
 
     Args:
         window: the size of the window along each axis.

@@ -135,7 +135,7 @@ def from_onnx(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxM
     """Reads an ONNX model as a pure JAX function with named inputs and outputs and its parameters as a pytree.
 
     RNN, LSTM, GRU, Loop and Scan run on `jrnn.scan`. The function can be jitted, differentiated and vmapped. Sizes
-    that vary are those of the arrays passed in.
+    that vary are taken from the arrays passed in.
 
     Args:
         source: the path of a file, which may store its tensors in files next to it; its bytes; or a `ModelProto`.

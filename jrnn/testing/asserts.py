@@ -278,7 +278,7 @@ def _ways_of_step(
 def _with_gradients(layer: Layer) -> Callable[..., Results]:
     """Returns a compiled function that gives a layer's results, and gradients with respect to all its float arguments.
 
-    The gradients are those of the sum of the cosines of the results.
+    The gradients are of the sum of the cosines of the results.
     """
 
     def everything(params: PyTree, x: PyTree, state: PyTree, ends: Any) -> tuple[Any, ...]:

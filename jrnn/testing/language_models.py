@@ -232,7 +232,7 @@ def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
 def _of_transformers(model: Any) -> AdaptedModel:
     """As `generate` of transformers calls a model: positions are counted from the mask, and caches are written in place.
 
-    Packed documents are given by positions that restart, of which transformers makes the mask of attention; and by
+    Packed documents are given by positions that restart, from which transformers makes the attention mask, and by
     `seq_idx`, where the model takes it.
     """
     takes = _parameters(model)

@@ -61,7 +61,7 @@ def _halves(model: AdaptedModel) -> tuple[Any, Any]:
 
 
 def _others(model: AdaptedModel, tokens: np.ndarray) -> Any:
-    """Other tokens in the place of each."""
+    """Replaces each token by another one."""
     return (tokens + 1) % model.vocabulary
 
 
@@ -143,7 +143,7 @@ def _leak(model: AdaptedModel, tolerance: float, handed: bool) -> _Leak | None:
     """Whether the last document of a row depends on the ones before it, and by what.
 
     A row is a document of two tokens, as many documents of one token as the windows of convolutions reach back, and the last
-    document of three. Two rows differ in the first document, or in those of one token, and have the same last one.
+    document of three. Two rows differ in the first document, or in the documents of one token, and have the same last one.
     What only the near ones change is a window. What the first one changes is a recurrent state or attention: it is the
     recurrent state of the lowest layer whose state is another, if the rest of that layer's state is the same.
 
@@ -156,7 +156,7 @@ def _leak(model: AdaptedModel, tolerance: float, handed: bool) -> _Leak | None:
     resets[:, 2:-2] = True
 
     def ends(changed: slice) -> tuple[Any, Any, Any]:
-        """The logits of the last document in each of two rows, of which the second has other tokens before; the state."""
+        """The logits of the last document in two rows, where the second has other tokens before it; and the state."""
         tokens = np.stack([row, row])
         state = None
         start = 0
@@ -345,7 +345,7 @@ def _(model: AdaptedModel, tolerance: float) -> Wrong:
 
 @_property(
     "devices",
-    "with time divided among devices, logits are those of one device",
+    "with time divided among devices, logits are the same as on one device",
     "causality",
     "pieces",
 )

@@ -45,7 +45,7 @@ class Property:
 
     Attributes:
         rests_on: properties without which it cannot hold either: where one of them does not hold, it is not checked.
-        behavior: says what the whole layer does instead, where the smallest counterexample is that of several faults.
+        behavior: says what the whole layer does instead, where several faults have the same smallest counterexample.
     """
 
     name: str
@@ -379,7 +379,7 @@ def _(layer: Layer, tolerance: float) -> Wrong:
     for k, (name, leaf) in enumerate(named("the initial state", layer.state)):
         if leaf.dtype.kind not in "fc" or np.any(gradients[k]):
             continue
-        # By little, so that it is not beyond a kink, such as that of a maximum, on whose side the gradient is zero.
+        # By a small step, so that it does not cross a kink, such as a maximum's, beyond which the gradient is zero.
         moved = jax.tree.unflatten(
             structure, [*leaves[:k], leaf + np.asarray(0.01, leaf.dtype), *leaves[k + 1 :]]
         )
@@ -389,7 +389,7 @@ def _(layer: Layer, tolerance: float) -> Wrong:
 
 
 def _gradients(layer: Layer, x: PyTree, state: PyTree, dy: PyTree) -> tuple[Any, Any]:
-    """The gradients of sum(y * dy) with respect to x and the state; that of an integer is of no meaning."""
+    """The gradients of sum(y * dy) with respect to x and the state; an integer's gradient has no meaning."""
     if layer.in_jax:
 
         def total(x: PyTree, state: PyTree) -> Any:

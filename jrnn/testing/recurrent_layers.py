@@ -1,4 +1,4 @@
-"""Recurrent layers of any library as one function, for `check_layer`; and how to call those of each library.
+"""Recurrent layers of any library as one function, for `check_layer`; and how to call each library's layers.
 
 Shapes: T time, N batch, D input. Inside, every sequence is [T, N, ...].
 """
@@ -184,10 +184,10 @@ def _swap_of_flax(layer: Any, params: PyTree) -> Callable[[Any], Any] | None:
 
 
 def _swap(partner: Callable[[str], str], of_inputs: str = "") -> Callable[[Any], Any]:
-    """Returns a function of the weights that puts in the place of each one its `partner`, by the paths of the leaves.
+    """Returns a function of the weights that replaces each leaf by its `partner`, found by path.
 
     Args:
-        partner: the path of a leaf -> that of the other direction's.
+        partner: the path of a leaf -> the path of the other direction's leaf.
         of_inputs: a regular expression of the paths of matrices [rows, 2 P] that read both directions' outputs of the layer
             below, whose halves are exchanged too.
     """

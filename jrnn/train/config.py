@@ -74,7 +74,7 @@ class GradientConfig:
     # of the lowered net, or by operators that add_gradients makes
     source: Literal["jax", "net"] = "jax"
     check: bool = False  # compare both in float64 on the first batch, and stop if they disagree
-    check_every: Natural = 0  # compare them again after every so many steps; 0: never
+    check_every: Natural = 0  # steps between further comparisons; 0: none
 
     def __post_init__(self):
         check_bounds("gradient", self)
@@ -87,7 +87,7 @@ class TrainConfig:
     steps: Positive = 1500  # steps of the optimizer in all
     steps_per_call: Positive = 10  # steps in one call of the compiled function
     validate_every: Positive = 250  # steps between validations
-    patience: Natural = 0  # stop after so many validations without a better loss, and keep the best parameters; 0: never
+    patience: Natural = 0  # validations without a better loss until training stops with the best parameters; 0: never
     checkpoint_every: Positive = 250  # steps between checkpoints
     keep: Positive = 2  # checkpoints kept
     devices: Natural = 1  # devices that share each batch; 0: all that there are
@@ -177,7 +177,7 @@ def _task_kind(task: Any) -> TaskKind:
 
 
 def _model_table(kind: TaskKind, model: Any) -> type:
-    """Returns the dataclass of the table [model], of which a file says `model`."""
+    """Returns the dataclass of the table [model]; `model` is that table in the file."""
     given = model if isinstance(model, Mapping) else {}
     implied = next((kind for kind in ("net", "pretrained") if given.get(kind) is not None), None)
     named = given.get("kind", implied)
@@ -324,7 +324,7 @@ def _comments(table: type) -> dict[str, str]:
 
 
 def reference_of_keys(config: Config | None = None) -> str:
-    """Returns the tables that a configuration has, or those of all tasks, with a line for each key."""
+    """Returns the tables of a configuration, or of all tasks for None, with a line for each key."""
     own: list[tuple[type, str]] = []
     if config is None:
         for name, kind in KINDS.items():

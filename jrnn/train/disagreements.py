@@ -1,6 +1,6 @@
 """Checks while training: gradients that disagree, and the origin of the first number that is not finite.
 
-The gradient check compares JAX's gradient with that of the generated backward net, in float64 on one batch. A model that is
+The gradient check compares JAX's gradient with the generated backward net's, in float64 on one batch. A model that is
 not a net has no second gradient: central differences along a random direction of each parameter replace it.
 """
 
@@ -74,7 +74,7 @@ class GradientCheck:
             rows.append(f"  {name:{width}}  {size:11.3e}  {far:23.3e}{mark}")
         if not agrees:
             raise GradientError(
-                f"JAX's gradient and that of the {self.other} disagree\n" + "\n".join(rows)
+                f"the gradients by JAX and by the {self.other} disagree\n" + "\n".join(rows)
             )
 
     @cached_property

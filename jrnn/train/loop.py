@@ -210,7 +210,7 @@ class _Training:
             with self.beat.during("comparing gradients"):
                 self.check_gradients(self.state.params, self.task.train.at(0))
             self.beat.say(
-                f"gradients: JAX's and those of the {self.check_gradients.other} agree on the first batch"
+                f"gradients by JAX and by the {self.check_gradients.other} agree on the first batch"
             )
         resume_at = done if resume else None
         loggers = open_loggers(run.path, self.config, resume_at)

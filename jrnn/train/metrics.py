@@ -161,7 +161,7 @@ class Patience:
     ([True, True, False, False], True)
     """
 
-    limit: int  # patience is over after so many; 0: never
+    limit: int  # the number of validations without a better loss after which patience is over; 0: never
     best: float = math.inf
     since: int = 0
 

@@ -191,7 +191,7 @@ def _choose(
 def _created(
     where: str, make: Callable, options: Mapping, known: Iterable[str], defaults: Mapping[str, Any]
 ) -> Any:
-    """Calls a function of optax with the options of a table, all of which must be `known`, and defaults of others."""
+    """Calls a function of optax with a table's options, which must all be `known`, and with defaults for the others."""
     for option in options:
         if option not in known:
             raise ConfigError(

@@ -194,7 +194,7 @@ class TrainedModel:
 
         Args:
             seed: the seed of the random draws.
-            changes: values that replace those of the config's table [sample] (for a language model: `length`, `temperature`,
+            changes: values instead of the config's in table [sample] (for a language model: `length`, `temperature`,
                 `prompt`); None keeps the value of the config.
 
         Raises:
@@ -247,7 +247,7 @@ class TrainedModel:
     def package(self) -> Package:
         """The net of a model of kind "cells" or "net" with its weights, as Caffe2 takes them.
 
-        Its inputs are those of the model and, if the state is carried, the first states. Its outputs are the logits or
+        Its inputs are the model's inputs and, if the state is carried, the initial states. Its outputs are the logits or
         values of a model of cells, or the outputs of the net on disk that was trained further; and the last states.
 
         Raises:

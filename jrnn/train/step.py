@@ -246,7 +246,7 @@ def counter(model: Model, axes: Axes) -> Callable[[Batch], Any]:
 
 
 def _own_count(model: Model) -> Callable[[Batch], Any] | None:
-    """Returns `Model.count`, unless a subclass has a loss of its own, of which the inherited method knows nothing."""
+    """Returns `Model.count`, or None if a subclass overrides the loss and the inherited count may be wrong."""
     for kind in type(model).__mro__:
         if "count" in vars(kind):
             return model.count

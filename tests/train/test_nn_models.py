@@ -144,7 +144,7 @@ def test_what_it_cannot_do(config, signature, compute, message):
         ({"layer_dropout": -0.1}, "model.layer_dropout must lie in"),
         (
             {"layer_dropout": 0.1},
-            "model.layer_dropout is between layers, of which model.layers has 1",
+            "model.layer_dropout acts between layers; with model.layers = 1 it must be 0",
         ),
     ],
 )

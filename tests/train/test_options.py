@@ -158,7 +158,7 @@ def test_gradients_are_checked_along_the_way(make_config, quiet, tmp_path, monke
     monkeypatch.setattr(GradientCheck, "compare", compare)
     config = make_config(gradient={"check_every": 5}, train={"steps": 24})
     with pytest.raises(
-        GradientError, match=r"step 15: JAX's gradient and that of the net disagree"
+        GradientError, match=r"step 15: the gradients by JAX and by the net disagree"
     ):
         train(config, tmp_path / "run", console=quiet)
     assert len(set(seen)) == 3

@@ -67,7 +67,7 @@ class Corpus:
         vocabulary: the number of tokens that the tokenizer knows.
         end: the token that ends each document; None if there is none.
         shards: the parts, in their order.
-        sha256: the checksum of corpus.json, which has those of all shards.
+        sha256: the checksum of corpus.json, which holds the checksums of all shards.
     """
 
     folder: Path

@@ -22,7 +22,7 @@ class Piece:
     Attributes:
         path: the file.
         start, stop: the range.
-        size, modified: those of the whole file, in bytes and nanoseconds, by which a change is detected.
+        size, modified: of the whole file, in bytes and nanoseconds, to detect changes.
     """
 
     path: str

@@ -112,7 +112,7 @@ def attend(
 
 
 def remember(state: State, rows: State, live: Array, pieces: Array | None, wraps: bool) -> State:
-    """The memory after the rows [N, T, ...] of live steps; of several texts, `pieces` [N, T], those of the last one."""
+    """The memory after the rows [N, T, ...] of live steps; of several texts, `pieces` [N, T], only the last counts."""
     batch, steps = live.shape
     slots = state["places"].shape[1]
     keep = live
@@ -453,7 +453,7 @@ class Indexer:
 
 @dataclass(frozen=True)
 class Indexed(Latent):
-    """Latent attention to chosen tokens; `indexer`: chooses them, or None: they are those of the layer before."""
+    """Latent attention to chosen tokens; `indexer` chooses them; None: the previous layer's choice."""
 
     indexer: Indexer | None = None
 

@@ -206,7 +206,7 @@ class Experts(Block):
         return jax.lax.platform_dependent(tokens, weights, chosen, default=run[0], cpu=run[1])
 
     def _in_rooms(self, w: Scoped, tokens: Array, weights: Array, chosen: Array) -> Array:
-        """A CPU computes products of groups as those of all groups with all rows: groups get the same room instead."""
+        """Gives all groups the same capacity: XLA:CPU would multiply all rows by all groups' matrices otherwise."""
         mean = chosen.size / self.router.count
         room = -(-int(mean + 4 * math.sqrt(mean)) // 16) * 16
         dense = partial(self._dense, w)

@@ -1,6 +1,6 @@
 """The families rwkv (version 4), rwkv6 and rwkv7: layers of time mixing and channel mixing.
 
-The files of the last two are those of flash-linear-attention.
+rwkv6 and rwkv7 read the files of flash-linear-attention.
 
 Shapes: T time, N batch, D width, A width of the mean, K heads, C and V features of a key and a value in a head.
 """
@@ -292,7 +292,7 @@ def rwkv4(c: RwkvConfig) -> Decoder:
 def _decoder(
     c: MatrixConfig, time: Callable[[int], Block], ratio: float, *products: Any
 ) -> Decoder:
-    """`time` gives the time mixing of each layer; `products`: those of the channel mixing."""
+    """`time` gives the time mixing of each layer; `products` are the products of the channel mixing."""
     d = c.hidden_size
     norm = Norm(c.hidden_size, c.norm_eps, centered=True, bias=c.norm_bias)
     inner = c.intermediate_size or -(-int(d * (c.hidden_ratio or ratio)) // 32) * 32

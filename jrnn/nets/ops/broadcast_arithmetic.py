@@ -28,9 +28,9 @@ class Matched(NamedTuple):
 def match(a: Any, b: Any, broadcast: bool, axis: int, axis_str: str, order: str) -> Matched:
     """Matches the shapes of a binary operator's inputs.
 
-    With `broadcast`, the dimensions of b match those of a from `axis` on (-1: the last ones), leading and trailing
-    dimensions of size 1 of b are broadcast, and the result has the shape of a. Without, numpy's rules hold. `axis_str` names
-    the axis by its letter in `order`.
+    With `broadcast`, the dimensions of b match the dimensions of a from `axis` on (-1: the last ones), leading and
+    trailing dimensions of size 1 of b are broadcast, and the result has the shape of a. Without, numpy's rules hold.
+    `axis_str` names the axis by its letter in `order`.
 
     >>> a, b = np.zeros((2, 3, 4)), np.zeros(3)
     >>> match(a, b, True, 1, "", "NCHW")
@@ -64,7 +64,7 @@ def match(a: Any, b: Any, broadcast: bool, axis: int, axis_str: str, order: str)
     )
     raise_if(
         not fits,
-        f"with broadcast=1 the shape of b must be that of dimensions of a from axis {axis} on",
+        f"with broadcast=1 the shape of b must equal the dimensions of a from axis {axis} on",
         a=a,
         b=b,
     )

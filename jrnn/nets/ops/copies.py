@@ -1,4 +1,4 @@
-"""Copies: operators whose output is their input, some of which change the gradient; and Cast and Scale.
+"""Copies: operators whose output is their input; some change the gradient. Also Cast and Scale.
 
 Copies between devices do nothing here, because JAX places arrays.
 """

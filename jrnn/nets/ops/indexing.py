@@ -38,7 +38,7 @@ def _check(data: Any, indices: Any, axis: int, match_outer: bool) -> tuple[int, 
     outer = axis if match_outer else 0
     if indices.shape[:outer] != data.shape[:outer]:
         raise OpError(
-            f"indices are {describe(indices)}; with match_outer=1 their first {outer} dimensions must be those of data, "
+            f"indices are {describe(indices)}; with match_outer=1 their first {outer} dimensions must equal data's, "
             f"{list(data.shape[:outer])}"
         )
     return axis, outer

@@ -90,7 +90,7 @@ def _distributions(x: Any, label: Any) -> tuple[Any, Any]:
     rows = _rows(x)
     if label.size != rows.size or label.ndim > 2 or label.shape[:1] != rows.shape[:1]:
         raise OpError(
-            f"label is {describe(label)}; its shape must be {list(rows.shape)}, that of the rows of x"
+            f"label is {describe(label)}; its shape must be {list(rows.shape)}, one label for each row of x"
         )
     return rows, jnp.reshape(label, rows.shape)
 
@@ -304,7 +304,7 @@ def softmax_with_loss_gradient(
 def _(g):
     if g.has_grad_output(0):
         raise GradientError(
-            f"a gradient arrives at {g.op.outputs[0]!r}, the softmax, and only that of the loss is passed on; where both "
+            f"a gradient arrives at {g.op.outputs[0]!r}, the softmax, but only the loss's gradient is passed on; where both "
             "are needed, use Softmax and LabelCrossEntropy"
         )
     inputs = list(map(g.input, range(len(g.op.inputs))))

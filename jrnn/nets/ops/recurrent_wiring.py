@@ -84,8 +84,8 @@ class Wiring:
         names = ", ".join(f"{k} ({self.outputs[k]!r})" for k in passing)
         return (
             f"the RecurrentNetwork that writes {self.outputs[0]!r} stops all gradients of this loss: its argument "
-            f"outputs_with_grads lets only those of output {names} pass, and the loss depends on other outputs; list these "
-            f"too, of {dict(enumerate(self.outputs[:-1]))}, or build the layer without outputs_with_grads"
+            f"outputs_with_grads lets only gradients of output {names} pass, and the loss depends on other outputs; "
+            f"list these too, of {dict(enumerate(self.outputs[:-1]))}, or build the layer without outputs_with_grads"
         )
 
     def state_links(self, state: str) -> list[Link]:

@@ -51,7 +51,7 @@ def _masked(valid, x, otherwise):
 
 
 def _ended(valid, new, old, drop_states):
-    """The new state [1, N, D] of sequences that go on; that of the others is the old one, or zeros."""
+    """The state [1, N, D]: the new one for sequences that go on, the old one or zeros for ended sequences."""
     return _masked(valid, new, 0 if drop_states else old)[None]
 
 

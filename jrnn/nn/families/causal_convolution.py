@@ -26,7 +26,7 @@ class CausalConv(RecurrentLayer):
         input_size: features of the input, D.
         output_size: features of the output, P.
         kernel_size: taps, K.
-        options: those of `RecurrentLayer`.
+        options: keyword arguments of `RecurrentLayer`.
 
     >>> layer = CausalConv(3, 4, kernel_size=5, rngs=nnx.Rngs(0))
     >>> y, window = layer(jnp.ones((7, 2, 3)))

@@ -89,7 +89,7 @@ class LRU(_ComplexState):
         hidden_size: complex units, H; None: D.
         r_min, r_max: the absolute value of lambda lies in this ring at first.
         max_phase: the phase of lambda lies in [0, max_phase] at first.
-        options: those of `RecurrentLayer`.
+        options: keyword arguments of `RecurrentLayer`.
 
     >>> layer = LRU(3, 8, r_min=0.9, r_max=0.999, rngs=nnx.Rngs(0))
     >>> y, h = layer(jnp.ones((5, 2, 3)))
@@ -165,7 +165,7 @@ class S5(_ComplexState):
         input_size: features of the input and output, D.
         hidden_size: complex states, P; they stand for 2 P real ones; None: D.
         dt_min, dt_max: the time steps dt of the states lie between these at first.
-        options: those of `RecurrentLayer`.
+        options: keyword arguments of `RecurrentLayer`.
 
     >>> layer = S5(3, 8, rngs=nnx.Rngs(0))
     >>> y, h = layer(jnp.ones((5, 2, 3)), resets=jnp.zeros((5, 2), bool).at[3].set(True))
@@ -256,7 +256,7 @@ class RGLRU(RecurrentLayer):
     Args:
         input_size: features of the input, state and output, D.
         num_heads: blocks of the weights of the gates, K; it must divide D.
-        options: those of `RecurrentLayer`.
+        options: keyword arguments of `RecurrentLayer`.
 
     >>> layer = RGLRU(4, num_heads=2, rngs=nnx.Rngs(0))
     >>> y, h = layer(jnp.ones((5, 2, 4)))

@@ -95,7 +95,7 @@ class RetNet(_Attention):
         key_size: features of q and k over all heads, even in each; None: D.
         value_size: features of v over all heads; None: 2 D.
         num_heads: heads, K; it must divide both.
-        options: those of `RecurrentLayer`.
+        options: keyword arguments of `RecurrentLayer`.
 
     >>> layer = RetNet(8, num_heads=2, rngs=nnx.Rngs(0))
     >>> y, (position, S) = layer(jnp.ones((5, 2, 8)), lengths=[5, 3])
@@ -144,7 +144,7 @@ class GLA(_Attention):
         value_size: features of v over all heads; None: D.
         num_heads: heads, K; it must divide both.
         gate_rank: rank of the weight of a.
-        options: those of `RecurrentLayer`.
+        options: keyword arguments of `RecurrentLayer`.
 
     >>> layer = GLA(8, num_heads=2, gate_rank=2, rngs=nnx.Rngs(0))
     >>> y, S = layer(jnp.ones((5, 2, 8)))
@@ -200,7 +200,7 @@ class DeltaNet(_Attention):
         key_size, value_size: features of q and k, and of v, over all heads; None: D.
         num_heads: heads, K; it must divide both.
         conv_size: taps of the convolutions.
-        options: those of `RecurrentLayer`.
+        options: keyword arguments of `RecurrentLayer`.
 
     >>> layer = DeltaNet(8, num_heads=2, rngs=nnx.Rngs(0))
     >>> y, (window, S) = layer(jnp.ones((5, 2, 8)))
@@ -270,7 +270,7 @@ class GatedDeltaNet(DeltaNet):
         key_size, value_size: features of q and k, and of v, over all heads; None: D.
         num_heads: heads, K; it must divide both.
         conv_size: taps of the convolutions.
-        options: those of `RecurrentLayer`.
+        options: keyword arguments of `RecurrentLayer`.
 
     >>> layer = GatedDeltaNet(8, num_heads=2, rngs=nnx.Rngs(0))
     >>> y, (window, S) = layer(jnp.ones((5, 2, 8)))

@@ -46,7 +46,7 @@ class Mamba(RecurrentLayer):
         state_size: states of each inner feature, S.
         conv_size: taps of the convolution.
         dt_rank: rank of the weight of dt; None: D / 16, rounded up.
-        options: those of `RecurrentLayer`.
+        options: keyword arguments of `RecurrentLayer`.
 
     >>> layer = Mamba(4, state_size=3, rngs=nnx.Rngs(0))
     >>> y, (window, h) = layer(jnp.ones((5, 2, 4)))
@@ -136,7 +136,7 @@ class Mamba2(RecurrentLayer):
         state_size: rows of the state of a head, S.
         num_groups: groups of heads that share B and C; it must divide K.
         conv_size: taps of the convolution.
-        options: those of `RecurrentLayer`.
+        options: keyword arguments of `RecurrentLayer`.
 
     >>> layer = Mamba2(4, num_heads=2, state_size=3, rngs=nnx.Rngs(0))
     >>> y, (window, S) = layer(jnp.ones((5, 2, 4)))

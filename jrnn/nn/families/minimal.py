@@ -49,7 +49,7 @@ class MinGRU(_Elementwise):
     Args:
         input_size: features of the input, D.
         hidden_size: units, H; None: D.
-        options: those of `RecurrentLayer`.
+        options: keyword arguments of `RecurrentLayer`.
 
     >>> layer = MinGRU(3, 4, rngs=nnx.Rngs(0))
     >>> y, h = layer(jnp.ones((5, 2, 3)))
@@ -79,7 +79,7 @@ class MinLSTM(_Elementwise):
     Args:
         input_size: features of the input, D.
         hidden_size: units, H; None: D.
-        options: those of `RecurrentLayer`.
+        options: keyword arguments of `RecurrentLayer`.
 
     >>> layer = MinLSTM(3, 4, batch_first=True, rngs=nnx.Rngs(0))
     >>> y, h = layer(jnp.ones((2, 5, 3)), lengths=[5, 2])
@@ -111,7 +111,7 @@ class IndRNN(_Elementwise):
     Args:
         input_size: features of the input, D.
         hidden_size: units, H; None: D.
-        options: those of `RecurrentLayer`.
+        options: keyword arguments of `RecurrentLayer`.
 
     >>> layer = IndRNN(3, 4, rngs=nnx.Rngs(0))
     >>> y, h = layer.step(jnp.ones((2, 3)))

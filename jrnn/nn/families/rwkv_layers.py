@@ -37,7 +37,7 @@ class RWKV7(RecurrentLayer):
         input_size: features of the input and output, D.
         num_heads: heads, K; it must divide D.
         rank: rank of the weights of w, a and g.
-        options: those of `RecurrentLayer`.
+        options: keyword arguments of `RecurrentLayer`.
 
     >>> layer = RWKV7(8, num_heads=2, rank=4, rngs=nnx.Rngs(0))
     >>> y, (x_before, S) = layer(jnp.ones((5, 2, 8)))
@@ -104,7 +104,7 @@ def time_mixing(
     """The gated output [T, N, D] before its last product, and the next state.
 
     Args:
-        p: parameters, named as those of `RWKV7`.
+        p: parameters, with the names in `RWKV7`.
         mixed: what each of r, w, k, v, a and g sees, [T, N, D].
         S: [N, K, C, C].
         count: K.

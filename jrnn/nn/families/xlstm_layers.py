@@ -41,7 +41,7 @@ class SLSTM(RecurrentLayer):
         input_size: features of the input, D.
         hidden_size: units, H; None: D.
         num_heads: heads, K; it must divide H.
-        options: those of `RecurrentLayer`.
+        options: keyword arguments of `RecurrentLayer`.
 
     >>> layer = SLSTM(3, 4, num_heads=2, rngs=nnx.Rngs(0))
     >>> y, (h, c, n, m) = layer(jnp.ones((5, 2, 3)))
@@ -118,7 +118,7 @@ class MLSTM(RecurrentLayer):
         input_size: features of the input and output, D.
         hidden_size: features of q, k and v over all heads, H; None: D.
         num_heads: heads, K; it must divide H.
-        options: those of `RecurrentLayer`.
+        options: keyword arguments of `RecurrentLayer`.
 
     >>> layer = MLSTM(3, 8, num_heads=2, rngs=nnx.Rngs(0))
     >>> y, (S, n, m) = layer(jnp.ones((5, 2, 3)))

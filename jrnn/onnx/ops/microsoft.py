@@ -157,7 +157,7 @@ def _rescaled(
     b_scale,
     bias,
 ):
-    """The product of integers without zero points, in units of both scales; that of b is one, or one a column."""
+    """The product of integers without zero points, times both scales. b has one scale, or one for each column."""
     total = jnp.matmul(a, b)
     factor = jnp.asarray(a_scale).reshape(-1) * jnp.asarray(b_scale).reshape(-1)
     result = total.astype(factor.dtype) * lax.expand_dims(factor, range(total.ndim - 1))

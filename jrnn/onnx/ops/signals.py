@@ -1,6 +1,6 @@
 """Operators of speech front ends: Fourier transforms and filters on the mel scale. The windows are functions of ONNX.
 
-Shapes: complex numbers are pairs in a last axis of size 2, of which real ones may have 1. B batch, L samples.
+Shapes: complex numbers are pairs in a last axis of size 2, real numbers may have size 1 there. B batch, L samples.
 """
 
 import jax.numpy as jnp

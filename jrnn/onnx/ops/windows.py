@@ -29,7 +29,7 @@ class AxisWindow:
     outside: int
 
     def positions(self) -> np.ndarray:
-        """The elements that each window covers, [windows, kernel]; those of the padding are out of range."""
+        """The indices of the elements that each window covers, [windows, kernel]; out of range in the padding."""
         last = self.size + self.high + self.outside - ((self.kernel - 1) * self.dilation + 1)
         check_size((max(0, (last + self.low) // self.stride + 1), self.kernel), np.int64)
         first = np.arange(-self.low, last + 1, self.stride)

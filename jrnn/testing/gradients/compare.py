@@ -247,7 +247,7 @@ def by_jax(s: Subject) -> Gradients:
 
 
 def _pushed(s: Subject, point: Blobs) -> Gradients:
-    """The gradients in forward mode, one element after the other: that of `jax.lax.while_loop` has no other mode."""
+    """The gradients in forward mode, element by element: `jax.lax.while_loop` has no reverse mode."""
     flat, unflatten = ravel_pytree(dict(point))
     value = weighted(replace(s, held=None))
 
@@ -430,7 +430,7 @@ def second_errors(s: Subject) -> Errors:
 def inner_errors(s: Subject) -> Errors:
     """The net error of every blob that an operator of the net writes and a gradient reaches, for the first seeds.
 
-    JAX's gradient of a blob is that of a zero that is added to it. For a blob that is overwritten, the first value counts.
+    JAX's gradient of a blob is the gradient of a zero that is added to it. For an overwritten blob, the first value counts.
     There are none for a net with a loop whose number of trips is a value: its gradient runs operator by operator.
     """
     taken = set(all_names(s.net))

@@ -33,7 +33,7 @@ RULES = ("custom_jvp_call", "custom_vjp_call")
 
 
 class HeldValues(NamedTuple):
-    """What is held: the values that `stop_gradient` stops, but for those of the line `moves`; and surrogates."""
+    """What is held: the values that `stop_gradient` stops, except on the line `moves`; and surrogates."""
 
     surrogates: Collection[str] = ()
     moves: str | None = None

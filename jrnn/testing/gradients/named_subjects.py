@@ -39,7 +39,7 @@ def subject_of_function(
 
     Args:
         fn, args, params: as for `from_jax`. The function is differentiated with respect to args and params, but not to
-            arrays that it closes over. This is done in float64, so its types must follow those of its arguments. Complex
+            arrays that it closes over. This is done in float64, so its types must follow its arguments' types. Complex
             arguments and results count as two arrays, `z/real` and `z/imag`. If no net can have the function's gradient,
             the subject says why.
         surrogates: names of functions inside `fn` whose custom derivative rule is a surrogate on purpose.
@@ -91,7 +91,7 @@ def subject_of_function(
     except (TypeError, ValueError) as e:
         raise GradientError(
             f"{call.name} does not run in float64: {str(e).splitlines()[0]}; gradients are compared in float64: let types "
-            "follow those of the arguments, as in jnp.zeros(n, x.dtype)"
+            "follow the arguments' types, as in jnp.zeros(n, x.dtype)"
         ) from e
     seeds = seeds_of(call.name, shapes, point)
 

@@ -53,7 +53,7 @@ class BlobAgreement:
         worst: the index where the net or differences are farthest from JAX. `values` are the three gradients there. `of`
             names the element of an output that is differentiated, if the whole Jacobian was compared.
         is_zero: whether JAX's gradient is zero for all elements.
-        file_error: between JAX's gradient and that of the gradient operators in the file; None if there are none.
+        file_error: between JAX's gradient and the gradient operators in the file; None if there are none.
         file_value: the file's gradient at `worst`.
     """
 
@@ -191,7 +191,7 @@ class GradientReport:
         inner: the agreement of JAX's and the net's gradient at blobs within the net, by name, where asked for.
         fault: where gradients differ, if they do.
         notes: what could not be checked, and why.
-        stopped: the blobs of which differences are others where what `stop_gradient` stops is not held.
+        stopped: the blobs whose differences change if the values that `stop_gradient` stops are not held.
         stops: the lines at which it does so; if `stopped` is empty, all lines at which it is called.
     """
 
@@ -426,7 +426,7 @@ def _how(report: GradientReport) -> str:
     else:
         of = f"outputs {', '.join(report.outputs)}"
     return escape(
-        f"Of {of}, in float64: JAX's gradient, that of the generated backward net, and central differences. Errors are the "
+        f"Of {of}, in float64: JAX's gradient, the generated backward net's, and central differences. Errors are the "
         "largest absolute ones, relative to the gradient's largest element if that is above 1. Tolerances: "
         f"{report.tolerance:g} between the first two, {report.difference_tolerance:g} from differences."
     )

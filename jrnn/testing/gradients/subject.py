@@ -37,7 +37,7 @@ class Subject:
             from a function.
         key: for operators that draw random numbers.
         optional: blobs of wrt that may have no gradient by the net, such as the running means of a normalization.
-        exact: whether the net has the constants of the function; those of converted functions are rounded to float32.
+        exact: whether the net has the function's exact constants; converted functions round constants to float32.
         no_net: why no net has this gradient, in one line; then JAX's gradient and differences are compared. None if one has.
         held: the function for differences, if it is another: it holds what `stop_gradient` stops.
         surrogates: the names of functions whose derivative rule is a surrogate on purpose.

@@ -1,7 +1,7 @@
 """The gradient operators that a training net holds itself, which `add_gradients` or Caffe2 wrote into the file.
 
-They are run one by one and compared with those of the backward net that is generated here, whose names and order are the
-same (Caffe2's). So the first operator that writes another value, from inputs that were right, is the one at fault. Where a
+They are run one by one and compared with the backward net that is generated here, whose names and order are the same
+(Caffe2's). So the first operator that writes another value, from inputs that were right, is the one at fault. Where a
 file has another number of operators, blobs of the same name are compared.
 """
 
@@ -53,7 +53,7 @@ def backward_part(net: Net, losses: Iterable[str]) -> tuple[tuple[Op, ...], tupl
     if not places:
         return net.ops, ()
     first = min(places)
-    while first - 1 in seeds.values():  # those of other losses
+    while first - 1 in seeds.values():  # seeds of other losses
         first -= 1
     last = max(k for k, op in enumerate(net.ops) if k in places or _is_gradient(op))
     return net.ops[:first], net.ops[first : last + 1]
@@ -69,7 +69,7 @@ class WrittenGradients:
     """What the gradient operators of a file compute.
 
     Attributes:
-        gradients: blob -> its dense gradient, for those of which the file has one.
+        gradients: blob -> its dense gradient, where the file has one.
         fault: the first operator that is wrong, or None.
     """
 

@@ -132,7 +132,7 @@ class LayersConfig:
                 require(value >= 1, f"model.{name} must be at least 1", value)
             elif name.endswith("dropout"):
                 require(0 <= value < 1, f"model.{name} must lie in [0, 1)", value)
-        rule = "model.layer_dropout is between layers, of which model.layers has 1, and must be 0 there"
+        rule = "model.layer_dropout acts between layers; with model.layers = 1 it must be 0"
         require(self.layers > 1 or not self.layer_dropout, rule, self.layer_dropout)
 
 

@@ -1,4 +1,4 @@
-"""Models whose recurrent layers are those of `jrnn.nn`, as pure functions.
+"""Models whose recurrent layers come from `jrnn.nn`, as pure functions.
 
 Shapes: T steps, B examples side by side, E embedding, H hidden, L layers, K directions.
 """
@@ -50,7 +50,7 @@ class NnConfig(LayersConfig):
     bidirectional: bool = False  # only if the state is not carried on
     layer_norm: bool = False  # of the products inside the gates
     forget_bias: float = 1.0  # of an LSTM: the initial bias of the forget gate
-    memory: int = 0  # initial biases of the gates make units forget within 1 to so many steps; 0: no such biases
+    memory: int = 0  # initial biases of the gates make units forget within 1 to this number of steps; 0: no such biases
 
     def __post_init__(self):
         super().__post_init__()

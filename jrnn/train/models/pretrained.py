@@ -125,7 +125,7 @@ class PretrainedModel(Model):
         return {"config": self.text, "types": dict(self.types)}
 
     def files(self, tokenizer: str) -> dict[str, str]:
-        """Returns the texts of `FILES` that the folder has; those of its tokenizer only if it is this one."""
+        """Returns the texts of the folder's `FILES`; the tokenizer's files only if it is `tokenizer`."""
         folder = Path(str(self.config.pretrained))
         path = folder / "tokenizer.json"
         same = kind_of(path) == "a file" and read_tokenizer(path).to_str() == tokenizer

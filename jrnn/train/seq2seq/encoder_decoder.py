@@ -77,7 +77,7 @@ class Seq2SeqModel(NetModel):
     def search(self) -> Callable[..., Beams]:
         """Compiled: `search(params, inputs [S, N], input_lengths [N], end=, steps=, width=, normalization=)`.
 
-        The arguments by name are those of `beam_search`; the decoder starts from the token `end`.
+        The keyword arguments are as in `beam_search`; the decoder starts from the token `end`.
         """
         return jax.jit(self._search, static_argnames=("end", "steps", "width", "normalization"))
 

@@ -32,7 +32,7 @@ END = 0  # the token that ends a target; the decoder also starts from it
 REVERSE = "<"  # begins an input that is a string to reverse; other inputs are dates
 ALPHABET = string.ascii_letters + string.digits + " ,./-"
 VOCABULARY = Vocabulary.of("\n" + REVERSE + ALPHABET)
-ONE_IN = 10  # one target in so many is held out from training
+ONE_IN = 10  # one target in ten is held out from training
 CELL = 0.13  # inches of a character in a picture of attention
 FEWEST = 16  # characters of an input that such a picture has room for, so that the scale fits
 
@@ -98,7 +98,7 @@ class PairBatch(NamedTuple):
 
 
 def encode(pairs: Sequence[Pair], input_steps: int = 0, target_steps: int = 0) -> PairBatch:
-    """Returns pairs as tokens, in arrays of at least so many steps.
+    """Returns pairs as tokens, in arrays of at least `input_steps` and `target_steps` steps.
 
     Raises:
         DataError: for a character that is not in VOCABULARY, or ends targets.

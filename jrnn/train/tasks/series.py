@@ -78,7 +78,7 @@ def read_series(
 
     Args:
         time: the column of times, or None.
-        spacing: of the rows that a model was trained on; None: that of these rows, if they are not equally spaced.
+        spacing: of the rows that a model was trained on; None: the spacing of these rows, if they are not equally spaced.
 
     Raises:
         DataError: as `read_columns` does, and for times that do not increase.
@@ -109,7 +109,7 @@ def times_after(path: str | Path, name: str, count: int, spacing: float | None =
     Args:
         name: the column of times.
         count: how many rows.
-        spacing: of the rows; None: that of the rows of the file, which is their median.
+        spacing: of the rows; None: the median spacing of the file's rows.
 
     Raises:
         DataError: if the file has too few rows to say what their spacing is.

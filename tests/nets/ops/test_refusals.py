@@ -321,7 +321,7 @@ REFUSED = [
         (f(3, 2), i(1, 0)),
         1,
         {"match_outer": 1},
-        "first 1 dimensions must be those of data",
+        "first 1 dimensions must equal data's",
     ),
     ("ScatterAssign", (f(3, 2), i(3), f(1, 2)), 1, {}, "out of range"),
     ("ScatterAssign", (f(3, 2), i(1), i(1, 2)), 1, {}, "same type"),

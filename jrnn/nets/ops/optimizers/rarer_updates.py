@@ -67,7 +67,7 @@ def _by_rows(step: Callable, indices: Any, grad: Any, param: Any, **tables: Any)
     tables and the results, all in the shapes given.
 
     Args:
-        tables: arrays of R rows like those of `param`; a pair (array, shape) where rows have another shape.
+        tables: arrays of R rows, shaped like the rows of `param`; a pair (array, shape) where rows have another shape.
     """
     _check(indices, grad, param)
     shape = (_row_size(param),)
