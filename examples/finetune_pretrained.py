@@ -1,4 +1,4 @@
-"""Fine-tunes a pretrained recurrent language model on other text: all parameters, or those of the last layer alone.
+"""Fine-tunes a pretrained recurrent language model on other text: all parameters, or only the last layer.
 
     python examples/finetune_pretrained.py [FOLDER]
 
