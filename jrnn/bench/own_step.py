@@ -339,7 +339,7 @@ class _Built:
 
 
 def _program(own: OwnStep, executor: str, mode: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Returns what is compiled, and its arguments: the arrays that the step closes over, the carry and the inputs."""
+    """Returns the function to compile and its arguments: the arrays that the step closes over, the carry and the inputs."""
     loop = own.by(executor)
     closed = jax.make_jaxpr(loop)(own.init, own.xs)
 

@@ -62,7 +62,7 @@ class Timed:
     def of(
         fn: Callable[..., Any], *args: Any, timed: Callable[[Callable], Callable] | None = None
     ) -> Timed:
-        """Compiles a function of JAX for these arguments. `timed` makes a call of it one that returns seconds."""
+        """Compiles a function of JAX for these arguments. `timed` wraps its calls so that they return seconds."""
         start = time.perf_counter()
         call = jax.jit(fn).lower(*args).compile()
         seconds = time.perf_counter() - start

@@ -151,7 +151,7 @@ def show_command(args: argparse.Namespace) -> int:
 def _no_blob(
     model: Net | Plan, name: str, known: Iterable[str], does: str, blobs: Iterable[str]
 ) -> str:
-    """Says that there is no blob of a name, with the near names, or with those that the net reads or writes."""
+    """The error for an unknown blob. It lists similar names, or else the names that the net reads or writes."""
     near_names = near(name, known)
     kind = "plan" if isinstance(model, Plan) else "net"
     return f"{kind} {model.name!r} has no such blob{near_names or f'; it {does} {_listed(blobs)}'}"
@@ -317,7 +317,7 @@ def _one_net(model: Net | Plan, network: str | None) -> tuple[Net, tuple[Net, ..
 
 
 def _run_before(nets: tuple[Net, ...], blobs: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Returns the blobs, with those that the first nets of a plan make."""
+    """Returns the blobs, together with the blobs that the first nets of a plan make."""
     given = dict(blobs)
     for net in nets:
         net = without_sources(net, given)

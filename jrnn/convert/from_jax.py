@@ -59,7 +59,7 @@ def from_jax(
 
 @dataclass(frozen=True)
 class ConvertedPackage:
-    """A package, and what is known about how it was made.
+    """A package, and a record of how it was made.
 
     Attributes:
         origins: blob of the predict net -> the primitive and the user's line that it comes from.

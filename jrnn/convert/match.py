@@ -145,7 +145,7 @@ def is_view(node: FlatEquation) -> bool:
 
 
 def _alike(p: FlatEquation, t: FlatEquation) -> bool:
-    """Whether two nodes have the same primitive and the same parameters, but for `_IGNORED`."""
+    """Whether two nodes have the same primitive and the same parameters, except `_IGNORED`."""
     if p.name != t.name:
         return False
     keys = {*p.params, *t.params}.difference(_IGNORED)

@@ -162,7 +162,7 @@ class RunProgress:
 
 
 class Clock:
-    """Counts seconds by what they are spent on; `otherwise` gets the time that nothing else claims.
+    """Counts seconds by activity; `otherwise` gets the time outside of all activities.
 
     >>> clock = Clock("steps")
     >>> with clock("validation"):

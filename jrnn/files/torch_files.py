@@ -61,7 +61,7 @@ def read_torch(path: Path, error: ErrorType) -> dict[str, Any]:
 
 
 def as_array(tensor: Any) -> np.ndarray:
-    """A tensor of torch as an array of the same type and bits; raises ValueError for one that numpy cannot hold."""
+    """A tensor of torch as an array of the same type and bits; raises ValueError if numpy lacks its type."""
     try:
         tensor = tensor.detach().cpu()
         if str(tensor.dtype) == "torch.bfloat16":  # which numpy lacks

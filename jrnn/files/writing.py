@@ -117,7 +117,7 @@ def new_folder(
 
 @contextlib.contextmanager
 def _half(folder: Path, is_folder: bool) -> Iterator[Path]:
-    """Makes an empty file or folder in a folder, locks it, and removes at the end what is left under its name."""
+    """Makes an empty file or folder in a folder and locks it. At the end it removes whatever has its name."""
     _remove_left(folder)
     half = folder / f".{uuid.uuid4().hex}.part"
     locked = None
@@ -133,7 +133,7 @@ def _half(folder: Path, is_folder: bool) -> Iterator[Path]:
 
 
 def _lock(half: Path, more: int = 0) -> int | None:
-    """Opens what is half written, and locks it until it is closed; returns None if that cannot be done, or it is gone."""
+    """Opens a half-written file or folder and locks it until it is closed; returns None if it is locked or gone."""
     opened = None
     try:
         opened = os.open(half, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)

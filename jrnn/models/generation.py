@@ -38,7 +38,7 @@ def check_tokens(where: str, tokens: Any, axes: tuple[str, ...], vocabulary: int
 
 
 def _checked_tokens(where: str, tokens: Any, axes: tuple[str, ...], vocabulary: int) -> Any:
-    """As `check_tokens`, but what is no JAX array stays in numpy, which compiles nothing."""
+    """As `check_tokens`, but other arrays than JAX's stay in numpy, so that the check compiles nothing."""
     if not isinstance(tokens, Array):
         try:
             # not jnp.asarray, which wraps 64-bit integers before they are checked

@@ -89,7 +89,7 @@ def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) 
 
 
 def _untied(model: LanguageModel) -> LanguageModel:
-    """The model with an output layer of its own, which its config.json says, too: `save` writes both."""
+    """Unties the output layer from the embedding, also in config.json, because `save` writes both."""
     tied = "tie_word_embeddings"
     given = parse_json(model.text, "config.json", ConfigError, finite=False)
     keys = {}

@@ -355,7 +355,7 @@ class _Pass:
         return names
 
     def _rename(self, place: Place, count: int) -> str:
-        """Gives an output of a gradient operator a name of its own."""
+        """Gives an output of a gradient operator a unique name."""
         k, j = place
         op = self.ops[k]
         old = op.outputs[j]

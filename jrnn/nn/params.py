@@ -33,7 +33,7 @@ Shapes = dict[str, tuple[int, ...]]  # by the names of parameters
 
 
 class Weights(NamedTuple):
-    """The parameters of one direction of one layer; None for those that it does not have."""
+    """The parameters of one direction of one layer; None for parameters that it lacks."""
 
     weight_ih: Any
     weight_hh: Any

@@ -1,4 +1,4 @@
-"""Rules for primitives of JAX as nodes of ONNX, apart from those that hold jaxprs.
+"""Rules for primitives of JAX as nodes of ONNX, except primitives that hold jaxprs.
 
 Where ONNX has no operator, a primitive is defined by other primitives, which are traced and written. Most definitions are in
 the table of primitives (`jaxprs/primitives/definitions.py`).

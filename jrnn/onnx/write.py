@@ -298,7 +298,7 @@ def retyped(graph: onnx.GraphProto, values: Iterable[onnx.ValueInfoProto], code:
 
 
 def widened(graph: onnx.GraphProto, dtypes: Mapping[str, Any]) -> None:
-    """Declares int32 inputs as int64, such as token ids, except for those that come back as an output, as a counter does.
+    """Declares int32 inputs, such as token ids, as int64, except inputs that come back as an output, as a counter does.
 
     Args:
         graph: the graph.

@@ -167,7 +167,7 @@ def _report(
     tolerance: float,
     finding: Callable[[str, Any, float, str], Finding],
 ) -> ConformanceReport:
-    """Checks the properties of a table; `finding` makes a finding of what is wrong."""
+    """Checks the properties of a table; `finding` describes each one that does not hold."""
     names = list(table if only is None else only)
     _known(names, table)
     results: dict[str, Finding | str | None] = {}  # a finding, why it was not checked, or None
@@ -196,7 +196,7 @@ def _report(
 
 
 def _in_order(names: Collection[str], table: PropertyTable) -> Sequence[str]:
-    """The names, each behind those that it rests on."""
+    """The names, each after the properties that it rests on."""
     order: dict[str, None] = {}
 
     def enter(name: str) -> None:
@@ -219,7 +219,7 @@ def _known(names: Collection[str], table: PropertyTable) -> None:
 
 
 def _show(text: str) -> None:
-    """Shows what is under way in one line of a terminal, in place of the last one."""
+    """Shows the current check in one line of a terminal, which replaces the line before."""
     if sys.stderr is not None and sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 

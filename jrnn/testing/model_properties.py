@@ -140,7 +140,7 @@ class _Leak(NamedTuple):
 
 
 def _leak(model: AdaptedModel, tolerance: float, handed: bool) -> _Leak | None:
-    """Whether the last document of a row depends on the ones before it, and by what.
+    """Whether the last document of a row depends on the ones before it, and through which state.
 
     A row is a document of two tokens, as many documents of one token as the windows of convolutions reach back, and the last
     document of three. Two rows differ in the first document, or in the documents of one token, and have the same last one.

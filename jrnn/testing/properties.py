@@ -243,7 +243,7 @@ def _(layer: Layer, tolerance: float) -> Wrong:
 def _of_filler(
     layer: Layer, inside: np.ndarray, **options: Any
 ) -> Callable[[float], dict[str, Any]]:
-    """The results where steps count, `inside` [T, N], and their gradients, by what other steps hold."""
+    """Returns a function: the value of all steps outside of `inside` [T, N] -> results and gradients inside."""
 
     def counted(array: Any, xp: Any = np) -> Any:
         return xp.where(inside.reshape(inside.shape + (1,) * (array.ndim - 2)), array, 0)

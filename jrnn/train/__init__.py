@@ -1,4 +1,4 @@
-"""Training from a configuration: `load_config`, `train`, and what is done with a run; and the parts of users' own tasks.
+"""Training from a configuration: `load_config`, `train`, and functions of runs; and the parts of users' own tasks.
 
 In: a config, and data on disk. Out: a run directory with metrics, checkpoints and a model. Read `loop.py` first.
 """

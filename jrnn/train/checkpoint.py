@@ -221,7 +221,7 @@ class Checkpoints:
 
 
 def _remove(path: Path) -> None:
-    """Removes a file or a folder as far as that is possible; nothing reads what is left."""
+    """Removes a file or a folder as far as possible; nothing reads the rest."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -239,7 +239,7 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _check_files(folder: Path, most: int, names: str = "*") -> None:
-    """Raises CheckpointError for what orbax must not open: a file of more than `most` bytes, and what is no file."""
+    """Raises CheckpointError for files of more than `most` bytes and for special files, before orbax opens them."""
     for path in folder.rglob(names):
         if kind_of(path) != "a folder":
             open_file(path, CheckpointError, most).close()

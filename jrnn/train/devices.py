@@ -102,7 +102,7 @@ class Devices:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the one that writes."""
+        """Whether this process writes the files of the run."""
         return jax.process_index() == 0
 
     @property

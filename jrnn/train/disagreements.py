@@ -223,7 +223,7 @@ def _of_function(model: Model, state: State, batch: Batch, key: Any) -> Iterator
 
 
 def _not_finite(value: Any) -> str | None:
-    """Describes what is not finite in an array; None if all is."""
+    """Describes the elements of an array that are not finite; None if all are finite."""
     if isinstance(value, StepWorkspaces):
         return None  # `_of_steps` yields their blobs one by one
     array = np.asarray(value)

@@ -348,7 +348,7 @@ class _Training:
         )
 
     def _due(self, step: int) -> list[Callable[[int], None]]:
-        """Returns what is done after a step, in this order."""
+        """Returns the actions that are due after a step, in order."""
         check_every = self.config.gradient.check_every
         due = []
         if self._validates_at(step):

@@ -183,7 +183,7 @@ class RunDir:
         return read_json(self.path / "data.json", CheckpointError)
 
     def write(self, config: Config, task: Task) -> None:
-        """Writes what is known before the first step, so that the run can be repeated from any working directory."""
+        """Writes config, data and versions before the first step, so that the run can be repeated from any directory."""
         config = _resolved(config)
         self._write_text("data.json", json.dumps(task.fingerprint(), ensure_ascii=False) + "\n")
         text = encode(config)

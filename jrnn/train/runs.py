@@ -135,7 +135,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _integer(value: Any) -> int:
-    """Returns an integer of a config, or 0 for what is none."""
+    """Returns the value if it is an integer, else 0."""
     return value if isinstance(value, int) else 0
 
 

@@ -377,7 +377,7 @@ def _growth(body: Graph, before: Var, after: Var | np.ndarray) -> int | None:
 def _needed(
     body: Graph, carried: Sequence[Var], read: Sequence[bool], plain: set[int]
 ) -> tuple[list[int], tuple[FlatEquation, ...]]:
-    """The carries and the nodes that are needed to compute what is read of a scan.
+    """The carries and the nodes that a scan's used outputs depend on.
 
     A carry whose number is in `plain` is known without its new value.
     """

@@ -141,7 +141,7 @@ def _check_not_local(op: Op, names: Names, local: Collection[str]) -> None:
 
 
 def rename_in_op(op: Op, read: Names, written: Names) -> Op:
-    """Renames the blobs that `op` reads and those that it writes; names not in the maps stay.
+    """Renames the blobs that `op` reads and writes; names not in the maps stay.
 
     Raises:
         NetError: a sub-net that sees a renamed blob has a blob of its own under the new name.
@@ -334,7 +334,7 @@ def rename_op_input(
 
 
 def ssa_rewrite(net: Net, *, number_all: bool = False) -> Net:
-    """Gives every version of every blob a name of its own, `name_version`.
+    """Gives every version of every blob a unique name, `name_version`.
 
     Version 0 keeps its name, and so does a blob with only one version. With `number_all`, every blob is numbered, version
     0 included (the older of Caffe2's two rewrites; use it with `number_init_net`). Sub-nets use the new names of outer

@@ -291,7 +291,7 @@ def writers(ops: Sequence[Op], names: Iterable[str]) -> tuple[Op, ...]:
 def get_sub_graph_external_input_output(
     net: Net, sub_graph_op_indices: Iterable[int]
 ) -> tuple[list[Versioned], list[Versioned]]:
-    """Returns the versioned blobs that some operators of `net` read from outside, and those that they give to the outside.
+    """Returns the versioned blobs that some operators of `net` read from outside, and the blobs that others read of them.
 
     Inputs are in the order of first use, each once (Caffe2's tools repeat one that an operator reads twice). Outputs are
     blobs that other operators read, or external outputs of the net. Blobs that sub-nets read count as read.

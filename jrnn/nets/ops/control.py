@@ -159,7 +159,7 @@ def if_(condition, *blobs, then_net: Net, else_net: Net | None = None, op, conte
 
 
 def _wanted(op: Op, context: Context) -> list[str]:
-    """The outputs to compute: those that are read, and when run eagerly all but workspaces that no operator reads."""
+    """The outputs to compute: the outputs that are read; when run eagerly, all except unread workspaces."""
 
     def is_result(n: str) -> bool:
         return context.eager and not isinstance(context.outer.get(n), WorkspaceStack)
@@ -215,7 +215,7 @@ def _both_branches(condition: Any, branches, wanted: list[str], context: Context
 
 
 def _values_after(net: Net, wanted: Iterable[str], context: Context) -> Values:
-    """The values of blobs after a net of an If has run: those that it does not write stay."""
+    """The values of blobs after a net of an If has run; blobs that it does not write keep their values."""
     env = _run_shared(net, context.outer, wanted, context)
     return {name: env.get(name, context.outer.get(name)) for name in wanted}
 

@@ -128,7 +128,7 @@ def recurrent_network(*inputs, op, context):
 
 
 def _names_to_keep(w: Wiring, context: Context) -> Names:
-    """The local blobs of the step net to store: all of them when run eagerly, else those that the backward net reads."""
+    """The local blobs of the step net to store: all of them when run eagerly, else the blobs that the backward net reads."""
     last = w.outputs[-1]
     if last in context.unread or last in w.collected or any(a.dst == last for a in w.aliases):
         return ()  # nothing reads the step workspaces, or the operator has no such output

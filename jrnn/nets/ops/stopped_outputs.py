@@ -17,7 +17,7 @@ from jrnn.jaxprs.jax_internals import Primitive, ad, batching, mlir
 
 
 def stop_outputs(values: Sequence[Any], passes: Sequence[bool], warning: str) -> list[Any]:
-    """Returns the values, and stops the gradients of those that `passes` excludes.
+    """Returns the values, and stops the gradients of values that `passes` excludes.
 
     Args:
         values: arrays of any dtype and shape.

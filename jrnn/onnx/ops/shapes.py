@@ -1,4 +1,4 @@
-"""Operators that make, move and pick elements; those that draw random numbers do so from the key of the call or a seed."""
+"""Operators that make, move and pick elements. Random numbers are drawn from the key of the call or from a seed."""
 
 import math
 
@@ -160,7 +160,7 @@ def _(
 
 
 def _inside(node, indices, size):
-    """Indices from 0 to `size`: negative ones count from the end; `size` stands for those that are out of range.
+    """Indices from 0 to `size`: negative ones count from the end; `size` stands for an index out of range.
 
     Raises:
         ConversionError: for indices that are known and out of range.

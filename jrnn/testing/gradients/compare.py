@@ -476,7 +476,7 @@ def inner_errors(s: Subject) -> Errors:
 
 
 def _after_first(net: Net, first: Mapping[str, int], make: Callable[[str], Op]) -> Net:
-    """The net with an operator after each one that is the first to write a blob."""
+    """The net with an operator from `make` after the operator that first writes each blob."""
     ops: list[Op] = []
     for k, op in enumerate(net.ops):
         ops += [op, *(make(n) for n in op.outputs if first.get(n) == k)]

@@ -145,7 +145,7 @@ def _missing_gradient(converted: ConvertedPackage, seeds: Blobs) -> str | None:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """The names, with a number behind those that were used before."""
+    """The names; a name that was used before gets a number."""
     seen: Counter[str] = Counter()
     distinct = []
     for name in names:

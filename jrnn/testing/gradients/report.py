@@ -213,7 +213,7 @@ class GradientReport:
 
     @property
     def worst(self) -> tuple[BlobAgreement, ...]:
-        """The blobs, those with the largest errors relative to their tolerances first."""
+        """The blobs, sorted by their errors relative to their tolerances, the largest first."""
         return tuple(sorted(self.blobs, key=self.strain, reverse=True))
 
     def strain(self, b: BlobAgreement) -> float:

@@ -101,7 +101,7 @@ class _Run:
 
 
 def _run(ops: Sequence[Op], blobs: Blobs, key: Any, zero: Iterable[str] = ()) -> _Run:
-    """Runs operators one by one; those that fail write nothing. Outputs in `zero` are made zeros."""
+    """Runs operators one by one; an operator that fails writes nothing. Outputs in `zero` are set to zeros."""
     context = Context(LoweringOptions(wide=True), key, eager=True)
     env = dict(blobs)
     values: list[tuple[Any, ...] | str] = []
@@ -127,7 +127,7 @@ def written_gradients(
     key: Any,
     tolerance: float,
 ) -> WrittenGradients:
-    """Runs the gradient operators of a training net and compares them with those that are generated.
+    """Runs the gradient operators of a training net and compares them with the generated ones.
 
     Args:
         net: the forward operators.
@@ -282,7 +282,7 @@ def fault_in_backward_step(
     key: Any,
     tolerance: float,
 ) -> WrittenFault | None:
-    """The first operator of a backward step net that is wrong, next to the one that is generated of the step net.
+    """The first wrong operator of a backward step net, compared with the one generated from the step net.
 
     Args:
         step, backward: the two nets.

@@ -283,7 +283,7 @@ class Scaling:
 
     @classmethod
     def fit(cls, values: np.ndarray) -> Scaling:
-        """Fits values [N, D], without those that are NaN; a constant feature is only shifted."""
+        """Fits values [N, D], ignoring NaN; a constant feature is only shifted."""
         wide = np.asarray(values, np.float64)
         deviation = np.nanstd(wide, axis=0)
         return cls(
