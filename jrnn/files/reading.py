@@ -47,7 +47,7 @@ def open_file(path: PathName, error: ErrorType, most: int | None = LARGEST) -> B
 
 
 def kind_of(path: PathName) -> str:
-    """Returns "a file", "a folder", "a pipe", "a socket" or "a device"; "" if nothing is there, or none can know."""
+    """Returns "a file", "a folder", "a pipe", "a socket" or "a device"; "" if nothing is there or it is unknown."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):

@@ -91,7 +91,7 @@ def load_module(
     Any other variable gets the tensor of its own path. Values are cast to the types of the variables.
 
     Args:
-        module: has the same names as the model, as far as `names` does not say otherwise. The layers of `nnx.List`,
+        module: has the same names as the model, except where `names` says otherwise. The layers of `nnx.List`,
             `nnx.Sequential` and `jrnn.nn.Sequential` are numbered as PyTorch's.
         source, prefix: as in `load_state_dict`; for example `model.state_dict()`.
         names: PyTorch's names by the module's, of layers or variables: {"embed": "embedding", "head": "classifier.2"}.

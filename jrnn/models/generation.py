@@ -32,7 +32,7 @@ def check_tokens(where: str, tokens: Any, axes: tuple[str, ...], vocabulary: int
 
     >>> check_tokens("mamba", [[3, 16]], ("N", "T"), 16)
     Traceback (most recent call last):
-    jrnn.errors.LayerError: mamba: tokens lie between 3 and 16; the vocabulary has those from 0 to 15
+    jrnn.errors.LayerError: mamba: tokens lie between 3 and 16; the vocabulary has 0 to 15
     """
     return jnp.asarray(_checked_tokens(where, tokens, axes, vocabulary), jnp.int32)
 
@@ -53,7 +53,7 @@ def _checked_tokens(where: str, tokens: Any, axes: tuple[str, ...], vocabulary: 
     known = concrete(tokens)
     if known is not None and known.size and not (known.min() >= 0 and known.max() < vocabulary):
         problem = f"tokens lie between {known.min()} and {known.max()}"
-        raise LayerError(f"{where}: {problem}; the vocabulary has those from 0 to {vocabulary - 1}")
+        raise LayerError(f"{where}: {problem}; the vocabulary has 0 to {vocabulary - 1}")
     return tokens if tokens.dtype == np.int32 else tokens.astype(np.int32)
 
 

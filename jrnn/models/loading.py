@@ -155,7 +155,7 @@ def create(config: Mapping[str, Any], key: Array, dtype: Any = jnp.float32) -> L
     so that units remember for different times.
 
     Args:
-        config: the keys of config.json, with `model_type`; those that are missing have transformers' defaults.
+        config: the keys of config.json, with `model_type`; missing keys have transformers' defaults.
         key: a key of `jax.random`.
         dtype: the type of the parameters.
 

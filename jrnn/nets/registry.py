@@ -223,8 +223,8 @@ def op(
 ) -> Callable[[F], F]:
     """Registers a function as the operator `type`. The module's docstring says what its signature means.
 
-    `OpDef` describes the options; `traits` are those with a default there. `gradient` may also declare a gradient maker, as
-    in "FooGradient(x, w, y, dy) -> x, w":
+    `OpDef` describes the options; `traits` are the options with a default there. `gradient` may also declare a gradient
+    maker, as in "FooGradient(x, w, y, dy) -> x, w":
 
     - FooGradient is the gradient operator. It gets the arguments of the forward operator.
     - In parentheses are the blobs that it reads: inputs by parameter name, outputs y, y1, ..., their gradients dy, dy1, ...

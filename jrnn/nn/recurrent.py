@@ -201,7 +201,7 @@ class RecurrentLayer(Parameters):
     def _called(
         self, params: Params, x: Array, state: PyTree, more: Any, span: Span, single: bool
     ) -> tuple[Any, Any]:
-        """Runs the formula on [T, N, D] whatever padding holds; `more`: lengths [N], resets, mask and dt [T, N], or None."""
+        """Runs the formula on [T, N, D]; padding may hold NaN; `more`: lengths [N], resets, mask and dt [T, N], or None."""
         fresh = self._fresh(x.shape[1], accumulator(span.dtype))
         if state is None:
             state = fresh

@@ -52,8 +52,8 @@ def to_onnx(
 
     Returns:
         The model. Inputs are named as in the function's signature and by their path in the pytree. A single output is
-        named "output", several "output/...". Inputs of int32, such as token ids, are int64, as clients send them, except for
-        those that come back as an output, as a counter in a state does.
+        named "output", several "output/...". Inputs of int32, such as token ids, are int64, as clients send them, except
+        inputs that come back as an output, as a counter in a state does.
 
     Raises:
         ConversionError: a primitive without a rule, with the line that uses it, or a model that computes something else.

@@ -49,8 +49,8 @@ class ConformanceReport:
 
     Attributes:
         holds: the properties that hold.
-        findings: those that do not.
-        skipped: those that do not apply, or that rest on one that does not hold -> why.
+        findings: the properties that do not hold.
+        skipped: a property that does not apply, or that rests on one that does not hold -> why.
     """
 
     holds: tuple[str, ...]

@@ -136,7 +136,7 @@ def language_model(model: Any, tokens: np.ndarray = None, **options: Any) -> Ada
         )
     if tokens.min() < 0 or tokens.max() >= adapted.vocabulary:
         raise LayerError(
-            f"tokens lie between {tokens.min()} and {tokens.max()}; the vocabulary has those from 0 to "
+            f"tokens lie between {tokens.min()} and {tokens.max()}; the vocabulary has 0 to "
             f"{adapted.vocabulary - 1}"
         )
     return replace(adapted, tokens=tokens.astype(np.int32))

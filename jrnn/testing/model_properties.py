@@ -246,7 +246,7 @@ def _(model: AdaptedModel, tolerance: float) -> Wrong:
     ):
         return f"with a reset before step {half}, {wrong} as of the sequence alone"
     if leaks is None and (wrong := _differ(flagged(tokens, steps - 1)[:, -1:], tolerance)):
-        return f"with a reset before the last step, it depends on those before: {wrong}"
+        return f"with a reset before the last step, it depends on the steps before: {wrong}"
     if model.resets_of_states:
         _, state = _run(model, tokens[:, :half])
         if wrong := differs(

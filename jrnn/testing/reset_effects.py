@@ -1,4 +1,4 @@
-"""What resets of a layer do instead of what they should: in this, faults with the same smallest counterexample differ.
+"""Describes what wrong resets of a layer do. This distinguishes faults with the same smallest counterexample.
 
 Shapes: T time, N batch.
 """

@@ -416,7 +416,9 @@ class _Training:
             with self.clock("checkpoints"):
                 self.best.save(step, self.devices.get(self.state).evaluation_params)
         self.file.write(step, validation_loss=self.validation_loss, **self.metrics)
-        if is_best:  # the older ones only now: a killed process leaves those that its metrics name
+        if (
+            is_best
+        ):  # the older ones only now: a killed process leaves the ones that its metrics name
             self.best.remove_but(self.checkpoints.steps())
         self.report.say(
             f"step {step}: {describe(self.validation_loss, self.task.unit, self.metrics)}"

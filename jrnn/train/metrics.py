@@ -89,7 +89,7 @@ def read_validations(path: Path) -> dict[int, float]:
 
 
 def best_first(steps: Iterable[int], losses: Mapping[int, float]) -> list[int]:
-    """Returns steps by their validation losses, the first of the least before the others; those without one come last.
+    """Returns steps by their validation losses, the smallest and earliest first; steps without a loss come last.
 
     >>> best_first([10, 20, 30, 40, 50], {10: 2.0, 20: 1.0, 30: 1.0, 40: float("nan")})
     [20, 30, 10, 50, 40]
@@ -293,7 +293,7 @@ class Logger(Protocol):
 
 
 class TensorBoard:
-    """Events for TensorBoard, in the folder `tensorboard` of the run; those after the step to continue from are hidden."""
+    """Events for TensorBoard, in the folder `tensorboard` of the run; events after the step to continue from are hidden."""
 
     def __init__(self, run: Path, config: Any, resume_at: int | None):
         try:

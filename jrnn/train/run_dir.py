@@ -156,7 +156,7 @@ class RunDir:
             )
 
     def _check_not_edited(self, config: Config) -> None:
-        """Raises CheckpointError if config.toml is not what the run wrote: its checkpoints are of what it wrote."""
+        """Raises CheckpointError if config.toml was changed: the checkpoints belong to the config that the run wrote."""
         now = _tables(encode(config))
         kept = self._kept_configs()
         if kept and now not in map(_tables, kept):

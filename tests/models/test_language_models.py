@@ -390,9 +390,7 @@ def test_what_does_not_fit_is_named(tmp_path):
         LayerError, match=r"mamba: tokens are float32\[1, 2\]; they must be integers \[N, T\]"
     ):
         model(jnp.ones((1, 2)))
-    with pytest.raises(
-        LayerError, match="tokens lie between 0 and 16; the vocabulary has those from 0 to 15"
-    ):
+    with pytest.raises(LayerError, match="tokens lie between 0 and 16; the vocabulary has 0 to 15"):
         model(jnp.array([[0, 16]]))
     with pytest.raises(
         LayerError, match=r"the state has '0.conv' \[3, 3, 16\] but must have \[2, 3, 16\]"

@@ -144,9 +144,7 @@ def test_mistakes():
         LayerError, match=r"tokens are float64\[8\]; they must be integers \[N, T\], N at least 2"
     ):
         check_model(model(), np.ones(8))
-    with pytest.raises(
-        LayerError, match="tokens lie between 0 and 11; the vocabulary has those from 0 to 10"
-    ):
+    with pytest.raises(LayerError, match="tokens lie between 0 and 11; the vocabulary has 0 to 10"):
         check_model(model(), np.arange(12).reshape(2, 6))
     with pytest.raises(
         LayerError, match="AdaptedModel has no field 'mask'; it has call, vocabulary, "

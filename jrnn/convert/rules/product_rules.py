@@ -177,7 +177,7 @@ def _two(values: Sequence, missing: Any) -> tuple:
 
 
 def _pads(pairs: Sequence[tuple[int, int]]) -> list[int]:
-    """The pads before all dimensions, then those after them."""
+    """The pads before all dimensions, then the pads after them."""
     return [low for low, _ in pairs] + [high for _, high in pairs]
 
 

@@ -58,7 +58,7 @@ def attend(
         scale: of the products of queries and keys; None: C^(-1/2).
         index: [T, N, ...], what is remembered besides, by which `choose` may choose.
         choose: from the remembered index [N, S, ...], the positions [N, S] of slots, and maybe of steps after them, and the
-            mask [N, T, S] of those that a query may see, to the mask of those that it sees. Neighbors have neighboring
+            mask [N, T, S] of slots that a query may see, to the mask of slots that it sees. Neighbors have neighboring
             positions. If a query sees none, y is 0.
 
     Returns:

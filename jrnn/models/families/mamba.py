@@ -214,7 +214,7 @@ class SharedTransformer(Block):
         norm: of D features.
         home: the layer whose files hold the transformer, from this one.
         here: whether this is that layer.
-        number: the number of this layer among those with a transformer; own: the numbers of those that share its weights.
+        number: the number of this layer among layers with a transformer; own: the numbers of layers that share its weights.
         rank: of the adapters; adapts: whether the projections of q, k and v have some.
     """
 

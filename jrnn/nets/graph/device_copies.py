@@ -274,8 +274,8 @@ def infer_status(
 
     Args:
         status_updater: `(op, inputs, outputs) -> (inputs, outputs)`, from the statuses of an operator's blobs (None: not
-            known yet) to those that follow. After the inputs come the blobs that only its sub-nets read, and those
-            that it may leave unchanged.
+            known yet) to the statuses that follow. After the inputs come the blobs that only its sub-nets read, and the
+            blobs that it may leave unchanged.
         known_status: the known statuses, by versioned blob.
 
     Raises:

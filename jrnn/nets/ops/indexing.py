@@ -152,7 +152,7 @@ def scatter_weighted_sum(x, w, indices, *pairs):
 def scatter(data, indices, updates, *, axis: int = 1):
     """Writes `updates` to `data` at their own positions, except along `axis`, where `indices` are the positions.
 
-    The dimensions before the axis count as one dimension, and so do those after it.
+    The dimensions before the axis count as one dimension, and the dimensions after it as another.
     """
     over = canonical_axis(axis, data.ndim)
     check_shape(updates, indices.shape, "updates")
@@ -167,7 +167,7 @@ def scatter(data, indices, updates, *, axis: int = 1):
         or around(indices)[2] > around(data)[2]
     ):
         raise OpError(
-            f"indices are {describe(indices)}, data {describe(data)}; they must fit in data, but for the axis"
+            f"indices are {describe(indices)}, data {describe(data)}; they must fit in data, except along the axis"
         )
     outer, _, inner = jnp.indices(around(indices), sparse=True)
     along = jnp.reshape(indices, around(indices))

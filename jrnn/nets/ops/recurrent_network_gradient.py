@@ -1,7 +1,7 @@
 """The gradient of RecurrentNetwork: the backward step net, run over time in reverse.
 
 Shapes: T time, N batch, L length of an initial state. The gradients of a state's slots t+1 ... t+L are carried from step to
-step; step t reads them through backward links with a positive offset, and adds to slot t and later through those with
+step; step t reads them through backward links with a positive offset, and adds to slot t and later through links with
 offset 0.
 """
 

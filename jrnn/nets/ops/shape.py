@@ -200,7 +200,7 @@ def concat(x, *xs, axis: int | None = None, order: str | None = None, add_axis: 
     for k, other in enumerate(xs):
         same = [d for d in range(other.ndim) if add_axis or d != axis]
         if other.ndim != x.ndim or any(other.shape[d] != x.shape[d] for d in same):
-            where = "" if add_axis else f" but for axis {axis}"
+            where = "" if add_axis else f" except along axis {axis}"
             raise OpError(
                 f"input {k} is {describe(other)} and input 0 is {describe(x)}; shapes must be equal{where}"
             )

@@ -30,8 +30,8 @@ def op_with_vjp(
 def vjp_op(gradient: str, least: int = 1, dynamic: bool = False) -> Callable[[F], F]:
     """Registers the gradient operator that `gradient` declares, as in "FooGradient(x, w, dy) -> x, w", for a function.
 
-    It has the Arguments of the function, and must read all inputs of it that are not optional. It computes the outputs
-    again; those that it reads are ignored. `least` is the least number of outputs of the forward operator.
+    It has the Arguments of the function, and must read all its inputs that are not optional. It computes the outputs
+    again and ignores the outputs that it reads. `least` is the least number of outputs of the forward operator.
     """
     declared = DECLARED.fullmatch(gradient)
     assert declared, gradient

@@ -77,7 +77,7 @@ class ForecastData:
 def windows(series: Series, targets: np.ndarray, window: int, horizon: int) -> Examples:
     """Returns every window of rows [W, B, D] with the rows after it [B, P O].
 
-    Windows are left out in which no row counts, and those after which no target is known.
+    Leaves out windows in which no row counts, and windows after which no target is known.
 
     Raises:
         DataError: if there is none.
@@ -194,8 +194,8 @@ def _predict(trained: Trained, path: str | Path | None) -> str:
         equal = series.equally_spaced()
         if equal is None:
             raise DataError(
-                f"{path}: its last {data.window} rows are not equally spaced in {data.time!r}, and those that the model was "
-                "trained on are: give a file whose last rows have no gap, or train on rows with gaps"
+                f"{path}: its last {data.window} rows are not equally spaced in {data.time!r}, but the rows that the model "
+                "was trained on are: give a file whose last rows have no gap, or train on rows with gaps"
             )
         series = equal
     if not series.counts.any():

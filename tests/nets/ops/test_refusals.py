@@ -58,7 +58,7 @@ REFUSED = [
     ("BatchMatMul", (f(2, 3), f(2, 3)), 1, {}, "3 columns of a meet 2 rows of b"),
     ("BatchMatMul", (f(2, 1, 3), f(3, 1)), 1, {}, "argument broadcast 1"),
     ("BatchMatMul", (f(2, 1, 3), f(3, 3, 1)), 1, {"broadcast": 1}, "do not broadcast"),
-    ("Concat", (f(2, 2), f(3, 3)), 2, {"axis": 0}, "shapes must be equal but for axis 0"),
+    ("Concat", (f(2, 2), f(3, 3)), 2, {"axis": 0}, "shapes must be equal except along axis 0"),
     ("Concat", (f(2, 2), f(2)), 2, {"axis": 0}, "input 1 is"),
     ("Concat", (f(2, 2), f(2, 3)), 2, {"axis": 0, "add_axis": 1}, "shapes must be equal"),
     ("Concat", (f(2), i(1)), 2, {"axis": 0}, "data types must be equal"),
