@@ -84,7 +84,7 @@ def contracted_axes(eqn: Eqn, place: int) -> set[int]:
 
 
 def of_one_size(eqn: Eqn, place: int, out: Var) -> Follow:
-    """Returns `aligned` with axes along which elements are mixed, but whose size is that of an axis of the result."""
+    """Returns `aligned` with axes along which elements are mixed, but whose size equals an axis of the result."""
     if eqn.primitive.name == "rev" or primitives.is_kind(eqn, "running"):
         return {k: k for k in range(out.aval.ndim)}
     return aligned(eqn, place, out)
@@ -97,7 +97,7 @@ def join_followed(
     fills: Collection[str],
     any_size: Callable[[int], bool] | None = None,
 ) -> bool:
-    """Joins the axes of operands with those of results that follow from them, and fixes all others.
+    """Joins the axes of operands with the axes of results that follow from them, and fixes all others.
 
     Args:
         eqn: the equation.

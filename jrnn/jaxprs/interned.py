@@ -1,7 +1,7 @@
 """One jaxpr for equal jaxprs, so that layers of one shape have one plan and one derivative.
 
-JAX compares jaxprs by identity, and so do caches whose keys hold them. Each trace makes a new jaxpr: that of the second
-layer of a stack differs from that of the first one by the names of its variables alone. `interned` returns the first of
+JAX compares jaxprs by identity, and so do caches whose keys hold them. Each trace makes a new jaxpr: the second layer
+of a stack differs from the first one only by the names of its variables. `interned` returns the first of
 jaxprs that are equal in all that JAX lowers and differentiates, and in all that messages show of them.
 """
 
@@ -73,7 +73,7 @@ def _structure(jaxpr: Jaxpr) -> Hashable:
     eqns = []
     for eqn in jaxpr.eqns:
         operands = tuple(map(read, eqn.invars))
-        # The tag of other equations than loops, which is that of the loop around them, says nothing.
+        # Only a loop's own tag counts: other equations have the tag of the loop around them.
         context = context_of(eqn, None if eqn.primitive is scan_p else TAG)
         where = (context, str(eqn.source_info.name_stack), source_line(eqn))
         eqns.append((eqn.primitive, _value(eqn.params), operands, defined(eqn.outvars), where))

@@ -76,7 +76,7 @@ class Program:
     outvars: tuple[Atom, ...]
 
     def run(self, *args: Value, rule: Rule | None = None) -> list[Value]:
-        """Returns the outputs for these inputs. The rule is that of `evaluate`."""
+        """Returns the outputs for these inputs. `rule` is as in `evaluate`."""
         env = dict(zip(self.constvars, self.consts)) | dict(zip(self.invars, args))
         evaluate(self.eqns, env, rule=rule)
         return [value(env, atom) for atom in self.outvars]
@@ -101,7 +101,7 @@ def inlined(closed: Jaxprs, calls: Calls = CALLS, within: Within = jax_internals
         calls: the primitives to open, with the parameter that holds the jaxpr of each; or a function of equations that
             returns their jaxprs, and None for what is not inlined. With primitives, calls that
             `shared_calls` names stay.
-        within: returns the source information of an equation in a call from that of the call.
+        within: returns the source information of an equation in a call from the call's.
     """
     jaxpr = jaxpr_of(closed)
     if not callable(calls):
@@ -115,8 +115,8 @@ def inlined(closed: Jaxprs, calls: Calls = CALLS, within: Within = jax_internals
     return Program(tuple(consts), tuple(consts.values()), tuple(jaxpr.invars), eqns, outs)
 
 
-# A program with more equations than this after it is inlined, and so many times as many as it has
-# before, keeps calls of functions with more than `_SMALL` equations.
+# An inlined program keeps calls of functions with more than `_SMALL` equations if it would have more equations than
+# `_MOST_OPENED`, and more than `_MOST_COPIES` times its equations before.
 _MOST_OPENED = 8192
 _MOST_COPIES = 16
 _SMALL = 64
@@ -167,7 +167,7 @@ def _called_unless(calls: Parameters, shared: Collection[int], eqn: Eqn) -> Jaxp
 
 
 def placed(program: Program, operands: Sequence[Atom], eqn: Eqn, names: Names) -> Iterator[Eqn]:
-    """Yields the equations of a program in the place of an equation, each time with other variables.
+    """Yields a program's equations to replace an equation, each time with new variables.
 
     Args:
         program: the program, inlined and without constants.
@@ -310,7 +310,7 @@ def evaluate(
         eqns: the equations.
         env: the values of the variables that they read.
         rule: computes the results of some of the equations.
-        lift: makes a value as those of `env` of the value of a literal; by default it stays what it is.
+        lift: converts the value of a literal to the type of `env`'s values; by default it is not converted.
     """
     for eqn in eqns:
         args = [_lifted(env, atom, lift) for atom in eqn.invars]
@@ -331,7 +331,7 @@ def _lifted(env: Env, atom: Atom, lift: Lift | None) -> Value:
 
 
 def uncast(eqn: Eqn, *operands: Value) -> Values | None:
-    """The rule of casts of types that exist inside `jax.shard_map` only: the numbers are those of one device."""
+    """The rule of casts that exist only inside `jax.shard_map`: on one device, the numbers stay the same."""
     return operands if eqn.primitive.name == "pvary" else None
 
 

@@ -51,7 +51,7 @@ def nested_equations(
     jaxprs_in: Callable[[Eqn], Iterable[Jaxpr]],
     seen: set[int] | None = None,
 ) -> Iterator[Eqn]:
-    """Yields equations and, after each, those of the jaxprs in it, each jaxpr once.
+    """Yields equations and, after each, the equations of the jaxprs in it, each jaxpr once.
 
     Args:
         eqns: the equations.

@@ -1,6 +1,6 @@
 """Complex numbers as pairs of real ones, for formats that have none.
 
-`real_jaxpr` traces a jaxpr again with two real arrays in the place of each complex one. Operations that are linear, such as
+`real_jaxpr` traces a jaxpr again with two real arrays instead of each complex one. Operations that are linear, such as
 slices and sums, apply to both; products, quotients and functions have rules of their own.
 """
 
@@ -73,7 +73,7 @@ def real_jaxpr(closed: ClosedJaxpr, name: str) -> ClosedJaxpr:
 
 @dataclass(frozen=True)
 class _WithPairs:
-    """Evaluates jaxprs with a Pair in the place of each complex array. `name` is the function's, for errors."""
+    """Evaluates jaxprs with a Pair instead of each complex array. `name` is the function's, for errors."""
 
     name: str
 

@@ -35,8 +35,11 @@ def is_smooth(value: jax.typing.ArrayLike) -> bool:
 
 
 def with_derivative(run: Function, rule: Callable[..., tuple[Values, Values]]) -> Function:
-    """Returns a function of arrays with a rule for its derivative: from the arrays, the argnums of those that move and their
-    tangents to the results and their tangents, of which None is zero."""
+    """Returns a function of arrays with a rule for its derivative.
+
+    The rule takes the arrays, the argnums of arrays with tangents, and these tangents. It returns the results and their
+    tangents, where None is zero.
+    """
 
     def differentiated(primals: Values, tangents: Values) -> tuple[Values, Values]:
         moves = [
@@ -91,7 +94,7 @@ class Linearized:
             return [*outs, *(t for s, t in zip(smooth, tangents) if s)]
 
         program = trace(both, [*avals, *(avals[i].to_tangent_aval() for i in argnums)])
-        # Without the `jax.jvp` of `pushed`, the scopes are those of the step.
+        # Without the `jax.jvp` of `pushed`, the scopes are the step's.
         program = replace(program, eqns=tuple(map(without_outer_scope, program.eqns)))
         later = depends(program.eqns, program.invars[n_in:])
         eqn_of = producers(program.eqns)

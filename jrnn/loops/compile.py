@@ -283,7 +283,7 @@ def _with_transposed_constants(loop: Loop, baseline: Candidate, target: Target) 
 def _adapter_terms(adapters: Sequence[Adapter], length: object, target: Target) -> Terms:
     """Returns the time that all candidates take in addition to the canonical form.
 
-    It is that of keys in a loop of their own, and of stacked arrays that are transposed before and after the loop.
+    It counts keys in a loop of their own, and stacked arrays that are transposed before and after the loop.
     """
     if not target.is_estimated:
         return {}

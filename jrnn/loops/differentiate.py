@@ -94,7 +94,7 @@ def with_jvp(jax_rule: Rule, programs: Sequence[FindProgram]) -> Rule:
     return jvp
 
 
-# Programs that are differentiated in the place of a loop ----------------------------------------------------------------
+# Programs that are differentiated instead of a loop ---------------------------------------------------------------------
 
 
 def plain_carries(loop_tag: Tag, scan: ScanParams, argnums: Sequence[int]) -> Program | None:
@@ -155,7 +155,7 @@ def _replaced(
     """Returns what a transformation makes of the first program that applies, or None to leave the scan to JAX's rule.
 
     Args:
-        params: those of the equation.
+        params: the equation's parameters.
         primals: its arguments.
         argnums: the positions of the arguments that have tangents.
         transform: of a function of these arguments, and their values.
@@ -220,7 +220,7 @@ def _with_fewer_residuals(
     """Returns the step for JAX's rule, and the tag of the loops that it makes; None for a loop without a tag.
 
     Args:
-        params: those of the equation.
+        params: the equation's parameters.
         gradients_of: which arguments there will be gradients of. Only the rule for linearization is told.
     """
     old_tag = tag.tag_in(current_metadata())

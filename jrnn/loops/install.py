@@ -1,6 +1,6 @@
 """The patches of JAX, in the order in which they run: linearization and jvp of a tagged loop, then its lowering.
 
-`jrnn.scan` is `jax.lax.scan` with a tag (`ir/tag.py`). JAX calls these rules in the place of its own; an untagged loop goes
+`jrnn.scan` is `jax.lax.scan` with a tag (`ir/tag.py`). JAX calls these rules instead of its own; an untagged loop goes
 to JAX's own rule, unchanged. JAX's private names are in `jaxprs/jax_internals`. If one is missing, jrnn warns once, and
 `jrnn.scan` is `jax.lax.scan`. If a rule raises what it should not, JAX's own runs, and the log `jrnn.loops` has a warning.
 """

@@ -41,7 +41,7 @@ class Node(Protocol):
         """Returns the time and the memory of all steps, which decide between candidates.
 
         Args:
-            estimator: that of the loop that the node's loop is a part of. It knows what the equations cost.
+            estimator: of the whole loop that the node's loop is a part of. It knows what the equations cost.
         """
 
     def describe(self) -> Description:
@@ -57,7 +57,7 @@ class Candidate:
         estimate: what it costs; all zeros on platforms without a cost model.
         node: runs the loop that `Context.loop` is.
         strategy: the name of the strategy that proposed it.
-        min_gain: the part of the baseline's time that it must save, or None for that of the bounds.
+        min_gain: the part of the baseline's time that it must save, or None for the bounds' own.
         finish: returns the node to run once the candidate is chosen, where making it takes time. It may raise `Unsupported`.
     """
 
@@ -131,7 +131,7 @@ class Plan:
         chosen: the candidate that was chosen by its estimate, or None if none were compared.
         rejected: the candidates that were compared with it, and why they were not chosen.
         constants: the values of the first of `loop.consts`, which the step closes over.
-        is_differentiated: it runs in the place of a loop that JAX is about to differentiate.
+        is_differentiated: it replaces a loop that JAX is about to differentiate.
         passes: the names of the passes that brought the loop to its canonical form.
         added_compile_seconds: how much longer than `jax.lax.scan` it compiles, by estimate; None if nobody asked.
     """

@@ -4,8 +4,8 @@ In: equations, jaxprs, and rules for loops. Out: what this version of JAX knows 
 
 `jax.core`, `jax.extend`, `jax.experimental`, `jax.interpreters` and `jax._src` may change with every release of JAX. Then
 this is the folder to edit: no other one imports from them or compares versions. `tracing` has what concerns jaxprs and
-traces, `lowering` has rules and lowered programs. `missing` has the private names that the installed JAX lacks, of which
-`loops/install.py` warns. tests/loops/test_jax_names.py checks what jrnn expects.
+traces, `lowering` has rules and lowered programs. `missing` has the private names that the installed JAX lacks;
+`loops/install.py` warns about them. tests/loops/test_jax_names.py checks what jrnn expects.
 """
 
 from jax.core import ShapedArray as ShapedArray

@@ -88,7 +88,7 @@ def loop_rules() -> LoopRules | None:
 
 
 def replace_rules(rules: LoopRules, platforms: Mapping[str, RuleOfJax]) -> None:
-    """Puts rules for scans and while loops in the place of JAX's.
+    """Replaces JAX's rules for scans and while loops.
 
     Args:
         rules: the new rules; `lower_scan` is not read.

@@ -131,7 +131,7 @@ private_name(
 
 
 def api_boundary(fn: Callable[..., Any], folder: str) -> Callable[..., Any]:
-    """Returns a function with tracebacks that show no frames of the files in a folder, as those of `jax.lax.scan` do."""
+    """Returns a function whose tracebacks show no frames of the files in a folder, like the tracebacks of `jax.lax.scan`."""
     if _api_boundary is None or _without_frames_in is None:
         return fn
     _without_frames_in(folder)
@@ -148,7 +148,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def cached(maxsize: int) -> Callable[[_Function], _Function]:
-    """Returns a decorator that caches so many results of a function, until `jax.clear_caches()` empties the cache."""
+    """Returns a decorator that caches `maxsize` results of a function, until `jax.clear_caches()` empties the cache."""
 
     def decorate(fn: _Function) -> _Function:
         cache = functools.lru_cache(maxsize)(fn)
@@ -168,7 +168,7 @@ def can_change_metadata() -> bool:
 
 
 def tracing_options() -> tuple[Any, ...]:
-    """Returns the options of JAX that equations depend on: those of its caches of traces, without tags and observers."""
+    """Returns the options of JAX that equations depend on: the keys of its trace caches, without tags and observers."""
     metadata = thread_metadata() if can_change_metadata() else None
 
     def is_option(value: Any) -> bool:
@@ -243,7 +243,7 @@ def is_staged() -> bool:
 
 
 def are_arrays(avals: Sequence[ShapedArray]) -> bool:
-    """Returns True if abstract values are those of arrays: no Refs, tokens or other types."""
+    """Returns True if all abstract values are arrays: no Refs, tokens or other types."""
     return all(type(aval) is ShapedArray for aval in avals)
 
 
@@ -382,7 +382,7 @@ def hide_lines_of(folder: str) -> None:
 
 
 def scopes(eqn: JaxprEqn) -> list[str]:
-    """Returns the scopes of an equation, the outermost first, without that of what is computed again."""
+    """Returns the scopes of an equation, the outermost first, without the scope of recomputation."""
     return [scope for scope in str(eqn.source_info.name_stack).split("/") if scope != _RECOMPUTED]
 
 
@@ -399,7 +399,7 @@ def without_outer_scope(eqn: JaxprEqn) -> JaxprEqn:
 
 
 def within(outer: SourceInfo, eqn: JaxprEqn) -> SourceInfo:
-    """Returns the source information of an equation that is called at that of another."""
+    """Returns the source information of an equation inside of a call at `outer`."""
     return eqn.source_info.replace(name_stack=outer.name_stack + eqn.source_info.name_stack)
 
 

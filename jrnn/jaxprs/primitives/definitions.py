@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 # The polynomials of M. Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011), for float32: of w - 2.5
-# where w < 5, and of sqrt(w) - 3 elsewhere. w = -log(1 - x^2). The last coefficient is that of the highest power.
+# where w < 5, and of sqrt(w) - 3 elsewhere. w = -log(1 - x^2). The last coefficient belongs to the highest power.
 _CENTER = (
     1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.00021858087, -4.39150654e-06, -3.5233877e-06,
     3.43273939e-07, 2.81022636e-08,
@@ -30,7 +30,7 @@ def one_minus_square(x: Array) -> Array:
 
 
 def polynomial(x: Array, *coefficients: Any) -> Array:
-    """The polynomial of x by Horner's rule; the last coefficient is that of the highest power."""
+    """The polynomial of x by Horner's rule; the last coefficient belongs to the highest power."""
     total: Array = coefficients[-1]
     for coefficient in coefficients[-2::-1]:
         total = total * x + coefficient

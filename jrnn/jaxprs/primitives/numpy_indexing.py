@@ -39,7 +39,7 @@ def _places(
     batching: Axes,
     batch_axes: Axes,
 ) -> tuple[Array, ...] | None:
-    """Returns the indices of the elements of windows, over the axes of `indices` and then those of a window.
+    """Returns the indices of the elements of windows, over the axes of `indices` and then the axes of a window.
 
     Args:
         shape: of the array.

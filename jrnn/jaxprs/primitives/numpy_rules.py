@@ -176,7 +176,7 @@ def dot_general(
     dtypes = [a.dtype, b.dtype]
     if preferred_element_type:
         dtypes.append(np.dtype(preferred_element_type))
-    # Sums of int8 are made in int32, and those of 16-bit numbers in 32 bits.
+    # Sums of int8 are computed in int32, and sums of 16-bit numbers in 32 bits.
     dtype = np.result_type(*(np.float32 if of.kind == "V" else of for of in dtypes))
     contracted, batch = dimension_numbers
     left, batch_sizes, rows = _as_matrices(a.astype(dtype), contracted[0], batch[0])

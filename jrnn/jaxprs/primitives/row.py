@@ -38,7 +38,7 @@ class Row:
             others.
         positions: the operands that are indices or predicates.
         definition: the primitive as a function of arrays, made of other primitives, for rooms without a rule of their own.
-        cost: the time of one element, compared with one of tanh; None for that of an addition, 0.0 for what is free.
+        cost: the time of one element, compared with tanh; None for the time of an addition, 0.0 for what is free.
         axes: how axes follow from an operand to a result (`shapes.py`); None if they are not followed.
         resize: the parameters for operands of other sizes, where they contain sizes.
         image: numbers between which all results lie.

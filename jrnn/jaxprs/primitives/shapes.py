@@ -101,7 +101,7 @@ def pad(eqn: JaxprEqn, place: int, out: Var) -> Follow:
 
 
 def nothing(eqn: JaxprEqn, place: int, out: Var) -> Follow:
-    """The rule of a primitive of which all is known, and whose axes follow from none."""
+    """The rule of a known primitive whose result has no axes of its operands."""
     return {}
 
 

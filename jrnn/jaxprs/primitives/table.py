@@ -332,7 +332,7 @@ enter(
     numpy=numpy_rules.iota,
 )
 
-# Reductions. XLA:CPU does not vectorize those of `cheap=False`.
+# Reductions. XLA:CPU does not vectorize the ones with `cheap=False`.
 enter("reduce_sum", "reduction", linear="jointly", numpy=numpy_rules.reduction(np.sum))
 enter("reduce_max", "reduction", picks=True, numpy=numpy_rules.reduction(np.max))
 enter("reduce_min", "reduction", picks=True, numpy=numpy_rules.reduction(np.min, "iuf"))

@@ -64,7 +64,7 @@ class Blocks:
 
     @property
     def _lead(self) -> Shape:
-        """The axes of vectors before the last: those of the batch, and how many vectors have the same block."""
+        """The axes of vectors before the last: the batch axes, and how many vectors have the same block."""
         return (*self.batch, self._vectors) if self.same else self.batch
 
     @property
@@ -80,7 +80,7 @@ class Blocks:
 
     @property
     def runs(self) -> int:
-        """The number of `basis` vectors, of which the step makes all columns of the blocks."""
+        """The number of `basis` vectors from which the step computes all columns of the blocks."""
         return -(-self.block // self._vectors)
 
     def join(self, leaves: Values, lead: int = 0) -> Array:

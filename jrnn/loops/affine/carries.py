@@ -52,7 +52,7 @@ class CarrySchedule:
         groups: the groups.
         between: the equations of each group.
         known: the variables that depend on no carry that is pending.
-        stages: those of the other carries, in order.
+        stages: the stages of the other carries, in order.
     """
 
     def __init__(self, loop: Loop):
@@ -154,7 +154,7 @@ def _bits(nodes: Iterable[int]) -> int:
 
 
 class Between:
-    """The equations between the old carries of a group and their new ones, found without reading those of other groups."""
+    """The equations between the old carries of a group and their new ones, found without reading other groups' equations."""
 
     def __init__(self, loop: Loop):
         self._loop = loop
@@ -290,7 +290,7 @@ def solve_in_order(
         loop: the loop, whose equations may be evaluated for all steps at once.
         groups: each after those that it reads.
         solve: from the number of a group, its part of the step and its first carries, to the carries after every step.
-        consts, init, xs, length: as those of `Loop.run`.
+        consts, init, xs, length: as in `Loop.run`.
     """
     known = dict(zip(loop.consts, consts))
     stacked = dict(zip(loop.xs, xs))

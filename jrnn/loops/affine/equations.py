@@ -178,7 +178,7 @@ class Forms(Contractions):
         return AffineSum(self._unify(a.labels, b.labels), added_up(self, a.terms, b.terms))
 
     def _unify(self, a: Labels, b: Labels) -> Labels:
-        """Unifies the labels of two operands, of which one may be a scalar."""
+        """Unifies the labels of two operands; one may be a scalar."""
         return tuple(map(self._unify_labels, a, b)) if a and b else a or b
 
     def _times(

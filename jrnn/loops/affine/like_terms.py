@@ -33,7 +33,7 @@ def added_up(
     Args:
         labels: of the axes of the factors.
         first: the terms of an operand, which are added up.
-        second: those of another operand.
+        second: the terms of another operand.
 
     Raises:
         Unsupported: if there are too many terms.

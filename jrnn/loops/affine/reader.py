@@ -33,7 +33,7 @@ selects, and in a coefficient it is 0 if it is added:
     mul  (1 - f) x      does not depend on h              0                  (1 - f) * x
     add                                                   f + 0 = f          0 + (1 - f) * x
 
-Products with 1 and sums with 0 are not written at all. What remains are equations like those of the step
+Products with 1 and sums with 0 are not written at all. What remains are equations like the step's
 (`AffineStep.eqns`), which `values` computes with JAX and which the kernel for CPUs encodes. The derivative of the step would
 do for numbers: `jax.jvp` at 0 along each carry. But it multiplies by arrays of 1 and 0, `inf * 0` is NaN, and it is nothing
 that another kernel can run.

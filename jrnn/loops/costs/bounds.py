@@ -35,7 +35,7 @@ class Bounds(NamedTuple):
         live_bytes: temporary arrays that exist whatever is chosen.
         avoided_bytes: what `jax.lax.scan` would have in addition to these.
         min_gain: the part of the baseline's time that a candidate must save.
-        forward_seconds: the time of the forward loop, if the candidates are those of its reverse loop.
+        forward_seconds: the time of the forward loop, if the candidates run its reverse loop.
         allowed_bytes: bytes that are allowed in addition to a factor.
         binds_baseline: a baseline that needs more than `memory` allows gives way to a candidate that needs less.
     """
@@ -75,7 +75,7 @@ def memory_bound(
     Args:
         memory: the option `memory`.
         baseline_bytes: what `jax.lax.scan` uses.
-        ratio: the estimated time of a candidate over that of `jax.lax.scan`.
+        ratio: the estimated time of a candidate over `jax.lax.scan`'s.
         allowed_bytes: bytes that are allowed in addition to a factor.
     """
     if memory is not None:

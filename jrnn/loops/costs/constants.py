@@ -1,4 +1,4 @@
-"""The constants of the cost model that are not those of a machine: one record for each thing that is estimated.
+"""The constants of the cost model that belong to no machine: one record for each thing that is estimated.
 
 `machines.py` has the rates of a processor. What is here is counted in these rates, or in cycles, so that it holds on other
 processors, too. `python scripts/benchmarks constants` measures constants again on the machine at hand, and prints the old
@@ -14,15 +14,15 @@ class NativeKernelCosts(NamedTuple):
     """What a call of the kernel for CPUs costs, measured on AMD EPYCs with AVX-512 and AVX2 (docs/notes/native_kernel.md).
 
     Attributes:
-        product_speedup: the rate of its products over that of XLA's, whose weights are packed at each call.
+        product_speedup: the rate of its products over XLA's, whose weights are packed at each call.
         far_caches: packed matrices larger than this number of caches of a core are not read while products run.
-        packing_per_read: the time of packing over that of reading the same bytes from memory.
+        packing_per_read: the time of packing over the time of reading the same bytes from memory.
         call_kernels: a call, in kernels of XLA: decoding, memory and threads.
         stage_kernels: a stage, in kernels of XLA.
         instruction_kernels: an instruction, in kernels of XLA.
         row_kernels: a reduction of one row, or a row of a product whose last panel is not full, in kernels of XLA.
         element_per_xla: an instruction on one element, over an elementwise operation of XLA.
-        function_per_xla: a function such as tanh of one element, over that of XLA.
+        function_per_xla: a function such as tanh of one element, over XLA's.
         scalar_function_per_xla: a function without vectors, over one of XLA.
     """
 
@@ -66,7 +66,7 @@ class EquationCosts(NamedTuple):
         transposed: a product x W^T in a loop, over the time of x W.
         one_row_fraction: XLA before jaxlib 0.12 writes small products of one row itself: the part of what a tiny product
             costs more. With jax 0.10.2 [1, 32] by [32, 32] takes 113 ns, of 222 that would be estimated.
-        own_cache: the rate of a core's own cache over that of one that cores share.
+        own_cache: the rate of a core's own cache over a shared cache's.
         vector_elements: of a vector.
         min_packed_rows: a product of fewer rows reads its other operand in place; others pack it first, at each call.
         min_packed_caches: smaller operands, in caches of a core, stay there, where packing them takes little.
@@ -187,7 +187,7 @@ class CompileSeconds(NamedTuple):
         elementwise: another equation, which is fused with its neighbors.
         tiny_elementwise: an elementwise equation of few elements, which is an instruction or a few.
         tiny_elements: the most elements of such an equation.
-        equations_by_steps: equations of a step with its derivative, over those of the step.
+        equations_by_steps: equations of a step with its derivative, over equations of the step.
     """
 
     call: float = 18e-3

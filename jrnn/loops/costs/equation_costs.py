@@ -104,7 +104,7 @@ def is_one_row(eqn: Eqn) -> bool:
 
 
 def has_one_row(eqn: Eqn) -> bool:
-    """Returns True for a product of matrices, one of which has one row."""
+    """Returns True for a product of matrices if one of them has one row."""
     is_product = eqn.primitive.name == "dot_general" and all(a.aval.ndim > 1 for a in eqn.invars)
     return is_product and min(_sides(eqn))[0] == 1
 
@@ -115,7 +115,7 @@ def _sides(eqn: Eqn) -> list[tuple[int, int]]:
     return [_rows_and_summed(a.aval.shape, tuple(s), tuple(b)) for a, s, b in numbers]
 
 
-@functools.lru_cache(maxsize=1024)  # asked several times for each product, of which most are alike
+@functools.lru_cache(maxsize=1024)  # called often, and most products are alike
 def _rows_and_summed(
     shape: tuple[Any, ...], summed: tuple[int, ...], batch: tuple[int, ...]
 ) -> tuple[int, int]:

@@ -153,7 +153,7 @@ class Costs(NamedTuple):
     total_bytes: int = 0
 
     def is_small(self, machine: Machine) -> bool:
-        """Returns True if XLA makes one kernel of a loop of these equations, none of which is a call."""
+        """Returns True if XLA makes one kernel of a loop of these equations, and none is a call."""
         return 2 * (self.read_bytes + self.written_bytes) < machine.one_kernel_bytes
 
     def terms(
@@ -426,7 +426,7 @@ class Estimator:
         """Returns True if XLA makes one kernel of a loop without calls, whose equations cost `inside`.
 
         Next to what its kernels access it counts the values that go from trip to trip, which a plan that hoists adds to, and
-        copies of carries that two equations read, one of which may run after the new carry is written.
+        copies of carries that two equations read, if one may run after the new carry is written.
         """
         if self.machine.one_kernel_bytes == math.inf:
             return True

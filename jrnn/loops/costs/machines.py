@@ -163,7 +163,7 @@ def processor(
     )
 
 
-CPU = processor()  # a processor of which nothing is known
+CPU = processor()  # an unknown processor
 
 
 @functools.cache
@@ -285,7 +285,7 @@ class Accelerator(NamedTuple):
         )
 
 
-# Bandwidth, operations and caches are those of `jrnn bench --compile-for h100` (`bench/compile_for.py`). A kernel in a loop
+# Bandwidth, operations and caches are as in `jrnn bench --compile-for h100` (`bench/compile_for.py`). A kernel in a loop
 # was measured on an H200 (docs/benchmarks/h200.json): 8 a trip took 7.8 us. A trip has the counter and the stacks of all ys.
 # From the same description: 132 multiprocessors of 128 lanes at 1.98 GHz. A function takes 8 times as long: CUDA C++
 # Programming Guide, "Throughput of Native Arithmetic Instructions", 16 results a clock and multiprocessor. L2 is 2.5 times
@@ -303,7 +303,7 @@ H100 = Accelerator(
     cache_bytes=52_428_800,
 ).machine()
 
-# Launches, bandwidth and operations are those of `--compile-for v5e`. How To Scale Your Model, "How to Think About TPUs":
+# Launches, bandwidth and operations are as in `--compile-for v5e`. How To Scale Your Model, "How to Think About TPUs":
 # vectors of 8 x 128 lanes with 4 units at 1.5 GHz; VMEM of 128 MiB, 22 times as fast as memory. A function is estimated as
 # ten operations. None was measured on a device.
 V5E = Accelerator(

@@ -31,7 +31,7 @@ def step_cycles(loop: Loop, size: int = 0) -> float:
 
 
 def _longest_path(loop: Loop, is_fused: bool) -> float:
-    """Returns the operations on the longest path from a carry to its next value, or to that of one that reads it.
+    """Returns the operations on the longest path from a carry to its next value, or the next value of a carry that reads it.
 
     Args:
         loop: the loop.

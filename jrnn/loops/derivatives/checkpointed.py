@@ -79,7 +79,7 @@ def in_segments(
         loop_tag: the tag of the loop.
         scan: the loop.
         argnums: the positions of its arguments that have tangents.
-        plan_loop: plans the loops of which a training step consists, for their estimates.
+        plan_loop: plans the loops of a training step, for their estimates.
     """
     target = Target.here()
     if loop_tag.options.recompute is not None or not target.is_estimated:
@@ -244,7 +244,7 @@ def _train_step(
 
 
 def _types_of(scan: ScanParams, variables: Sequence[Any], fixed: int) -> list[Any]:
-    """Returns the types of values, of which those after the first `fixed` ones are of all steps."""
+    """Returns the types of values; after the first `fixed` values they are stacked over all steps."""
     avals = [v.aval for v in variables]
 
     def stack(*one: Any) -> list[Any]:

@@ -123,8 +123,8 @@ class OnlineGradient:
         """Runs one step: `(loss, gradient, state)`.
 
         Args:
-            params: the parameters. If they change from step to step, the gradient is that of a learner that learns as it
-                goes, and not that of a sequence.
+            params: the parameters. If they change from step to step, the gradient is an online learner's,
+                not the gradient of a sequence.
             state: the state.
             x: what the step needs.
 
@@ -180,7 +180,7 @@ class _GroupLayout:
 
     Attributes:
         group: all carries as vectors [A, M].
-        dense: the same with the batch axes of the exact Jacobian, of which only the diagonal is used; or None.
+        dense: the same with the batch axes of the exact Jacobian, where only the diagonal is used; or None.
         params: the types of the parameters.
         own: for each parameter, its axes that are aligned with a batch axis of the group, and that axis.
         counts: C for each parameter; 0 if the carry does not read it.

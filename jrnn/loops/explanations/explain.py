@@ -109,7 +109,7 @@ def _noted(plan: Plan, notes: list[str]) -> Plan:
 def explain(fn: Callable | None = None, /, *args: Any, **keywords: Any) -> Explanation:
     """Returns how the loops of a program run: the plans of its tagged loops. Nothing is run.
 
-    Tagged loops are those of `scan`, of jrnn's layers, and those that are traced in `optimize_scans`. A loop of a jitted
+    Tagged loops are loops of `scan`, of jrnn's layers, and loops that are traced in `optimize_scans`. A loop of a jitted
     function that is called several times is lowered, and explained, once.
 
     Without a function it is a context, `with explain() as loops:`, for a program that one does not call oneself. It records

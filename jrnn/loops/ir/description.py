@@ -28,7 +28,7 @@ class Item(NamedTuple):
 
 
 def items(values: Iterable[Atom], loop: Loop, per_step: bool = True) -> tuple[Item, ...]:
-    """Returns the items of the variables among values of a loop, of which there is one a step, or one in all."""
+    """Returns the items of the variables among values of a loop: one value a step, or one in all."""
     producers = jaxprs.producers(loop.eqns)
     count = jaxprs.extent(loop.length) if per_step else 1
 

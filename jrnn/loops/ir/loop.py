@@ -2,7 +2,7 @@
 
 Passes are functions from `Loop` to `Loop`. Variables, atoms (variables or literals) and equations are JAX's own.
 `jaxprs.evaluate` runs equations on an environment (variable -> value). `jaxprs.read` returns an atom's value in it, and
-`jaxprs.value` returns it as an array. A pass puts new equations in the place of some (`Loop.rewrite`), or traces a new step
+`jaxprs.value` returns it as an array. A pass replaces some equations (`Loop.rewrite`), or traces a new step
 (`Loop.traced`).
 """
 
@@ -130,7 +130,7 @@ class Loop:
         )
 
     def rewrite(self, rule: Callable[[Eqn, Env], Values | None]) -> Loop:
-        """Puts other equations in the place of some, and traces only these.
+        """Replaces some equations, and traces only the new ones.
 
         Args:
             rule: `(eqn, env)` returns new values for an equation's results, or None to keep it.

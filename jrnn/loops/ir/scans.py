@@ -39,7 +39,7 @@ class ScanParams:
     Attributes:
         jaxpr: the step, a closed jaxpr from constants, carries and inputs to new carries and outputs.
         n_consts, n_carry: the numbers of constants and carries.
-        length, reverse, unroll: those of `jax.lax.scan`.
+        length, reverse, unroll: as in `jax.lax.scan`.
         equation: the parameters as JAX has them, if it is an equation of JAX.
     """
 

@@ -25,7 +25,7 @@ def check() -> None:
     except Exception as error:
         tag.rules_available = False
         why = f"{type(error).__name__}: {error}"
-        warn(f"with which the loops of jrnn are those of jax.lax.scan: {why}")
+        warn(f"so that the loops of jrnn run as jax.lax.scan: {why}")
 
 
 def _check() -> None:

@@ -69,7 +69,7 @@ class Tag(NamedTuple):
 
 _PLAIN = "plain"  # the tag of what `plain_scans` leaves to JAX
 
-# False where JAX lacks names that the rules need: tagged loops are those of `jax.lax.scan`.
+# False where JAX lacks names that the rules need: tagged loops then run as `jax.lax.scan`.
 rules_available = True
 
 # True where `plain_scans` leaves the loops of `jrnn.scan` to JAX.

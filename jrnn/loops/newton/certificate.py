@@ -14,7 +14,7 @@ What the step makes of these states, its outputs, is enclosed too: from boxes h[
 1,000 between a state and an output makes the output's error 1,000 times as large. Likewise, what a later group of
 carries reads of the states of earlier groups is a box, and the change of the step over this box is added to |r|.
 
-If all residuals are exactly 0, the states are those of the loop without any further reason. docs/notes/newton.md says more.
+If all residuals are exactly 0, the states equal the loop's, and no bound is needed. docs/notes/newton.md says more.
 
 Shapes: T time, A the batch axes of the Jacobian, M the size of its blocks.
 """
@@ -215,7 +215,7 @@ def errors_before(after: Values) -> list[Array]:
 
 
 def are_zero(errors: Values) -> Array:
-    """Returns whether all errors are 0: then the states are those of the loop."""
+    """Returns whether all errors are 0: then the states equal the loop's."""
     return jnp.all(jnp.stack([jnp.all(error == 0) for error in errors]))
 
 

@@ -329,7 +329,7 @@ class Iteration:
     def residuals(self, states: Values) -> tuple[Stacked, Array, Array, Array, Array]:
         """Returns the new carries, the residual, what rounding may change, the Jacobian or its diagonal, and scales.
 
-        The scale of an element at a step is that of its terms, and of what it still holds of earlier steps, [T, A, M].
+        The scale of an element at a step: its terms' scale, plus what remains of earlier steps, [T, A, M].
         """
         step = self.step
         old = step.old(states)

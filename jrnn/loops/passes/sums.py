@@ -155,7 +155,7 @@ def sum_operands(
 
 @dataclass
 class TimeSums:
-    """Sums over time, each of which is computed once.
+    """Sums over time; each is computed once.
 
     Attributes:
         producers: the equations that define the values of the step.

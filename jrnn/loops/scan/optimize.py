@@ -124,7 +124,7 @@ def _check_compile_budget(budget: Any) -> None:
 
 
 def plain_scans(fn: Callable[..., Any] | None = None) -> Any:
-    """Leaves every loop that is traced in this context to JAX: those of `jrnn.scan` too, and inside `optimize_scans`.
+    """Leaves every loop that is traced in this context to JAX: also loops of `jrnn.scan`, and inside `optimize_scans`.
 
     Use it to exclude one loop, or to find out whether a result depends on what jrnn does. Of `optimize_scans` and
     `plain_scans`, the innermost holds.

@@ -1,6 +1,6 @@
 """`scan`: a drop-in for `jax.lax.scan` that makes recurrent steps train faster.
 
-`scan` checks its options. Then seven functions follow each other, each of which calls the next one by its name:
+`scan` checks its options. Then seven functions follow each other; each calls the next one by its name:
 
 1. `_scan`: a call outside of `jax.jit` is compiled once (`wrappers/compiled_calls.py`);
 2. `_scan_masked`: `lengths`, `resets` and `mask` become a part of the step (`wrappers/masking.py`);
@@ -119,8 +119,8 @@ def scan(
             reset at a step that does not count still acts. The shape of every leaf of the carry and of the outputs must
             begin with the shape of `mask[0]`.
         until: carry -> booleans, evaluated before each step. Where True, the sequence has stopped: it keeps its carry, and
-            its outputs are zero. The shape of every leaf of the carry and of the outputs must begin with that of the
-            booleans, usually that of a scalar. When all sequences have stopped, also those of `jax.vmap`, the work stops.
+            its outputs are zero. The shape of every leaf of the carry and of the outputs must begin with the shape of
+            the booleans, usually a scalar's. When all sequences have stopped, also under `jax.vmap`, the work stops.
         recompute: what the reverse pass computes again instead of storing it. None: what is cheap to compute and large
             to store; if the step names values with `jax.ad_checkpoint.checkpoint_name`, JAX chooses, or the policy of a
             `jax.checkpoint` around the loop. "contractions": everything except the results of contractions, but
@@ -138,9 +138,9 @@ def scan(
         memory: on a CPU, how many times the temporary memory of `jax.lax.scan` a faster loop may need, plus 1 MB. None:
             1.1 times, or 1.4 times for a loop that is estimated to be much faster.
         axis_name: (experimental) inside `jax.shard_map`, the mesh axis among whose devices time is divided. `xs`, `length`,
-            `resets` and `mask` are those of this device's segment, and so are the outputs; segments are equally long, in
+            `resets` and `mask` belong to this device's segment, and so do the outputs; segments are equally long, in
             the order of the devices. `init` is the carry before the whole sequence, the same on every device, and `lengths`
-            count the steps of the whole sequence. The last carry is that of the whole sequence, on every device. Affine and
+            count the steps of the whole sequence. The last carry belongs to the whole sequence, on every device. Affine and
             matrix carries are computed on all devices at the same time; other carries are handed from device to device.
 
     Returns:
@@ -149,7 +149,7 @@ def scan(
     Raises:
         ScanError: if lengths, resets, mask or until do not fit, the executor is unknown or cannot run the step, or
             `recompute` or `memory` is invalid; if `axis_name` is no axis here, or the step has side effects or communicates
-            over it. Other errors are those of `jax.lax.scan`.
+            over it. Other errors come from `jax.lax.scan`.
 
     >>> import jax.numpy as jnp
     >>> total, sums = scan(lambda c, x: (c + x, c + x), jnp.float32(0), jnp.arange(4.0))

@@ -5,7 +5,7 @@ first.
 
 Each device has a segment of the steps. All it needs to run its segment like any other scan is the carry before it, its
 *start*. This folder computes the starts, with few bytes sent, in stages. A stage is a set of carries that read only each
-other and those of earlier stages:
+other and carries of earlier stages:
 
 - *overwritten*: the new carry does not read the old one, so a last carry depends on inputs only. It is sent on.
 - *affine*: `S -> A S + B` over a segment. B is the last carry from a start of zero, and A is what the linear part of the
@@ -16,7 +16,7 @@ other and those of earlier stages:
 
 If A, B or a start is not finite, as products of large factors may be where the carries are not, all carries are handed on.
 
-The derivative is that of the equations `start[d+1] = segment[d](start[d])`, not of the way in which they were solved: the
+The equations `start[d+1] = segment[d](start[d])` are differentiated, not the algorithm that solved them: the
 segments are linearized once at their starts, and the tangents of the starts follow in the same stages, with the same A.
 Its transpose is the reverse pass.
 

@@ -58,7 +58,7 @@ class TimeShard:
             raise ScanError(f"scan: axis_name={axis!r:.80} {rule}") from None
 
     def lengths(self, lengths: Array | None, steps: int) -> Array | None:
-        """Returns the lengths within this device's segment, from those of whole sequences."""
+        """Returns the lengths within this device's segment, from the lengths of whole sequences."""
         if lengths is None:
             return None
         first_step = lax.axis_index(self.axis) * steps

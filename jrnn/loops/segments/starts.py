@@ -121,8 +121,8 @@ class Segment:
     ) -> Array:
         """Returns A of a group of carries: the linear part of the step, applied to a basis at every step.
 
-        The linear part is a derivative here, whatever the kind of the step: A is that of all steps of the segment, which a
-        loop applies to the basis, and a matrix step applies its terms without computing their matrix.
+        The linear part is a derivative here, whatever the kind of the step: A covers all steps of the segment. A loop
+        applies it to the basis, and a matrix step applies its terms without computing their matrix.
         """
         group = transition.carries
         count = len(group)
@@ -230,7 +230,7 @@ class Solver:
         Args:
             init: the tangents of the first start.
             matrices, is_finite: what `starts` returned.
-            push: from the tangents of this device's start to those of its last carry, for the tangents of the inputs.
+            push: from the tangents of this device's start to its last carry's, for the tangents of the inputs.
         """
 
         def in_stages(init):

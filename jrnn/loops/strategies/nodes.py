@@ -47,7 +47,7 @@ class Steps:
 
 
 class Adapter(Protocol):
-    """From the constants, carries, inputs and outputs of a loop to those of a rewritten one, and back."""
+    """Converts the constants, carries, inputs and outputs of a loop for a rewritten loop, and back."""
 
     def adapt(
         self,
@@ -66,7 +66,7 @@ class Adapted:
 
     Attributes:
         inner: runs the rewritten loop.
-        adapter: from the arrays of the original loop to those of the rewritten one, and back.
+        adapter: from the arrays of the original loop to the arrays of the rewritten one, and back.
         remarks: what there is to say about it.
     """
 
@@ -92,7 +92,7 @@ class Adapted:
 
 
 def adapted(node: Node, adapters: Sequence[Adapter]) -> Node:
-    """Returns a node that runs a loop which was rewritten by several passes; the first adapter is that of the first pass."""
+    """Returns a node for a loop that several passes rewrote; the adapters are in the order of the passes."""
     for adapter in reversed(adapters):
         node = Adapted(node, adapter)
     return node

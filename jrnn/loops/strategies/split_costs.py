@@ -16,7 +16,7 @@ _TRANSPOSING = 3  # times the time of reading: the time of transposing a matrix 
 
 
 class SplitCosts:
-    """The costs of a loop in parts, of which the residual loop costs `inside`.
+    """The costs of a split loop; the residual loop costs `inside`.
 
     Attributes:
         before, after: what is computed for all steps before and after the residual loop.
@@ -85,7 +85,7 @@ class SplitCosts:
             part.terms(machine, steps, size, times) for part in (self.before, self.after, sums)
         ]
 
-        # The copies that parts need, and of tiles those of the loop's own arrays.
+        # The copies that parts need, and with tiles also copies of the loop's own arrays.
         stacks = steps * machine.reading(2 * in_tiles * self.own_bytes, size)
         stacks += steps * machine.writing(self.shifted_bytes, size)
         stacks += n * self.stack_bytes * _FIRST_WRITE / machine.write_rate

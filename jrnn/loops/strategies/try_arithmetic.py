@@ -194,7 +194,7 @@ def _written(loop: Loop, estimator: Estimator, fits: Fits) -> Arithmetic | None:
 
 
 def _subjects(loop: Loop, changed: Loop) -> tuple[str, ...]:
-    """Returns what of a loop is arithmetic in another: the kinds of the primitives of which that has fewer."""
+    """Returns the kinds of primitives that became arithmetic: `changed` has fewer of them."""
     before = Counter(e.primitive.name for e in equations(loop.eqns))
     after = Counter(e.primitive.name for e in equations(changed.eqns))
     kinds = [primitives.named(name).kind for name in before - after if name in RULES]

@@ -33,7 +33,7 @@ from jrnn.loops.strategies.nodes import Adapter, Steps, adapted
 
 NAME = "chunks"
 
-# A program in chunks is compared with its loop for three chunks of this length, of which the last is not full.
+# A program in chunks is compared with its loop for three chunks of this length; the last one is not full.
 _COMPARED_CHUNK = 4
 _COMPARED_STEPS = 11
 

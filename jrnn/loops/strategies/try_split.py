@@ -137,7 +137,7 @@ def _cheapest_tiling(
 
 
 def _tile_sizes(parts: SplitCosts, context: Context) -> Iterator[int | None]:
-    """Yields numbers of steps to run at a time: all (None), those of `_TILE_BYTES`, and the most that fit the bound."""
+    """Yields numbers of steps to run at a time: all (None), tiles of `_TILE_BYTES`, and the most that fit the bound."""
     yield None
     length = context.loop.length
     if not jaxprs.is_known(length) or parts.per_step(False) * length < _TILE_BYTES // 2:

@@ -1,6 +1,6 @@
 """`while_loop`: `jax.lax.while_loop` with a bound, and with derivatives in reverse mode.
 
-The derivative is that of nested scans with early exit (`wrappers/early_exit.py`): a loop over 16 segments of 16 segments of
+It is differentiated as nested scans with early exit (`wrappers/early_exit.py`): a loop over 16 segments of 16 segments of
 ... 16 steps. Each segment is a `jax.checkpoint`, and is skipped after the stop."""
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def while_loop(
 ) -> Tree:
     """Runs `state = body(state)` while `cond(state)`, at most `max_steps` times, with a reverse-mode gradient.
 
-    Without a gradient this is one `jax.lax.while_loop`. Its derivatives, of every order and in both modes, are those of
-    the steps that were run. Under `vmap` it runs until every example has stopped, and an example that has stopped keeps
-    its state.
+    Without a gradient this is one `jax.lax.while_loop`. Its derivatives, of every order and in both modes, go
+    through the steps that were run. Under `vmap` it runs until every example has stopped, and an example that has
+    stopped keeps its state.
 
     Args:
         cond: state -> a boolean scalar.
@@ -56,7 +56,7 @@ def while_loop(
         The last state.
 
     Raises:
-        ScanError: if `max_steps` or `checkpoints` is not a positive integer. Other errors are those of
+        ScanError: if `max_steps` or `checkpoints` is not a positive integer. Other errors come from
             `jax.lax.while_loop`.
 
     >>> import jax

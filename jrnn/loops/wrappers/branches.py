@@ -42,7 +42,7 @@ _COPIED_UPDATES = _UPDATES - {"dynamic_update_slice"}
 
 @jax.custom_batching.custom_vmap
 def any_under_vmap(flag: Array) -> Array:
-    """Returns the flag; under `vmap`, whether that of any example is True, as one value for all examples."""
+    """Returns the flag; under `vmap`, whether any example's flag is True, as one value for all examples."""
     return flag
 
 
@@ -163,7 +163,7 @@ stand_in_p = Primitive("stand_in")
 
 
 def with_stand_in(alive: Array, values: Tree, placeholder: Tree) -> Tree:
-    """Returns the leaves of a pytree; under `checkify`, those of a placeholder where `alive` is False."""
+    """Returns the leaves of a pytree; under `checkify`, a placeholder's leaves where `alive` is False."""
 
     def leaf(value, other):
         if jnp.shape(value)[: jnp.ndim(alive)] != jnp.shape(alive) or value is other:
@@ -194,7 +194,7 @@ set_check_rule(stand_in_p, _where)
 
 
 def of_running(alive: Array, values: Tree) -> Tree:
-    """Returns the leaves of a pytree, with those of a sequence or an example that runs in place of those that do not."""
+    """Returns the leaves of a pytree; a stopped sequence or example gets the leaves of one that runs."""
     count = jnp.ndim(alive)
     if count:
         flat = jnp.reshape(alive, -1)

@@ -1,10 +1,10 @@
 """Loops that stop early: a bounded loop whose work ends when its condition says so, with derivatives of every order.
 
-Evaluated without a derivative, such a loop is one `jax.lax.while_loop`. Its derivatives are those of a scan of the bounded
+Evaluated without a derivative, such a loop is one `jax.lax.while_loop`. It is differentiated as a scan of the bounded
 length, in which one `jax.lax.cond` a step skips what comes after the stop. Under `vmap` and `jax.shard_map` both go on until
 every example on every device has stopped: `any_of_all` joins the predicates. Examples that have stopped keep their state
 (`branches.py`). For them the body is evaluated with arguments of its first step, so that no derivative of what comes after
-the stop, such as that of 1 / 0, reaches a gradient.
+the stop, such as the derivative of 1 / 0, reaches a gradient.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def checked_reset_state(reset_state: Tree, init: Tree, resets: Array | None) -> 
 
 
 def _rank(dtype: np.dtype) -> int:
-    """The place of a type among those of which each holds the values of the former."""
+    """The rank of a type: a type of a higher rank can represent all values of the lower ones."""
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
     for rank, kind in enumerate(kinds):
         if jnp.issubdtype(dtype, kind):
@@ -111,7 +111,7 @@ def masked(
 def checked_masks(
     lengths: Array | None, resets: Array | None, mask: Array | None, steps: int | None
 ) -> tuple[Array | None, Array | None, Array | None]:
-    """Returns masks as arrays, each of which may be None; raises ScanError. Lengths whose values are known are checked."""
+    """Returns masks as arrays, or None; raises ScanError. Lengths whose values are known are checked."""
     if lengths is not None:
         lengths = _checked_lengths(lengths, steps)
     if resets is not None:

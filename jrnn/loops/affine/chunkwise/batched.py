@@ -11,7 +11,7 @@ One check decides for all chunks: where a result is not finite, or products of d
 digits, all steps run one by one, as `chunk_body.py` says. A check for each chunk would make the host wait for the device.
 
 The products have full precision where the step gives none. A step's products of S and vectors have it on a GPU, because XLA
-computes them without its units for matrices; at the default precision, those of a chunk would be rounded to TF32.
+computes them without its units for matrices; at the default precision, a chunk's products would be rounded to TF32.
 
 Shapes: T time, C steps of a chunk.
 """
@@ -222,7 +222,7 @@ class _FlatProgram:
         growth: Array,
         args: Arrays,
     ) -> tuple[Arrays, Arrays, Array]:
-        """Returns the results, the states before chunks, and True if they are those of products and not of steps."""
+        """Returns the results, the states before chunks, and True if products computed them, not steps."""
         growth_check = jnp.where(growth <= _MOST_GROWTH, 0.0, jnp.inf)
         good = are_finite([growth_check, *results])
         results, before = or_else(good, (results, before), self._by_steps, args)

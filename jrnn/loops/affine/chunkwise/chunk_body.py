@@ -86,7 +86,7 @@ class ChunkBody:
     batched: bool = False
 
     def run(self, inputs: ChunkInputs) -> Arrays:
-        """Returns the new states and the outputs. If they are not all finite, they are those of `run_by_steps`.
+        """Returns the new states and the outputs. If they are not all finite, it returns the results of `run_by_steps`.
 
         Arrays of states, inputs of steps and results have one axis here.
         """
@@ -104,7 +104,7 @@ class ChunkBody:
         return inputs._replace(xs=xs, valid=valid)
 
     def outs_in_order(self, results: Arrays) -> Arrays:
-        """Returns the results, of which the outputs are in the order of time."""
+        """Returns the results, with the outputs in the order of time."""
         n = len(self.loop.carry)
         return [*results[:n], *self._flipped(results[n:])]
 
@@ -206,7 +206,7 @@ class _FlatProgram:
         body: the steps.
         tree: the structure of the inputs.
         shapes: the shapes of the inputs.
-        programs: the program, with the key None, and those of tangents, by what moves.
+        programs: the program, with the key None, and the programs of tangents, by the arguments that have them.
         saved_shapes: the shapes of the values that the program saves.
     """
 
@@ -220,7 +220,7 @@ class _FlatProgram:
         return self.run(args)[0]
 
     def run(self, args: Arrays) -> tuple[Arrays, Arrays, Array]:
-        """Returns the results, the values that are saved, and whether the results are those of products."""
+        """Returns the results, the values that are saved, and whether products computed the results."""
         if None not in self.programs:
             self.programs[None] = traced_with(self._checked, args)
         *arrays, good = hidden_p.bind(*args, program=self.programs[None])
@@ -274,7 +274,7 @@ class _FlatProgram:
         return with_tangents(self.body.outs_in_order(tangents))
 
     def _with_tangents(self, argnums: Sequence[int], operands: Arrays) -> Results:
-        """Returns the arguments and their tangents, of which those at `argnums` are the last operands."""
+        """Returns the arguments and their tangents; the tangents at `argnums` are the last operands."""
         moving = dict(zip(argnums, operands[-len(argnums) :]))
         values = self._with_axes(operands[: self.tree.num_leaves])
         tangents = [moving.get(i, no_tangent(v)) for i, v in enumerate(values)]
@@ -321,6 +321,6 @@ def with_tangents(tangents: Arrays) -> Arrays:
 
 
 def of_smooth(results: Arrays, tangents: Iterable[Array]) -> list[Array | None]:
-    """Returns the tangent of each result, from those of the floating-point results, and None for the others."""
+    """Returns the tangent of each result, from the floating-point results' tangents, and None for the others."""
     remaining = iter(tangents)
     return [next(remaining) if is_smooth(result) else None for result in results]

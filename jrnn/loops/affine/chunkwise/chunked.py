@@ -143,7 +143,7 @@ class Chunkwise:
         stacked: Env,
         length: int,
     ) -> Arrays:
-        """Runs a carry that is overwritten: its values are those of the steps before."""
+        """Runs a carry that is overwritten: its values come from the steps before."""
         loop = self.loop
         (i,) = stage.carry
         new = [loop.carry_out[i]]
@@ -334,7 +334,7 @@ class _Planned:
         names: what the user calls the carries, or nothing.
         schedule: the stages, and the groups of carries that have none yet.
         forms: the forms of carries that run in chunks.
-        diagonal: states of which each element has a decay of its own, as in Mamba-1.
+        diagonal: states where each element has a decay of its own, as in Mamba-1.
         reasons: why carries do not run in chunks.
     """
 

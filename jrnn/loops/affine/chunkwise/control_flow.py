@@ -68,7 +68,7 @@ def _is_safe(eqn: Eqn) -> bool:
 
 
 def _selected(branches: Sequence[Any], which: Array, *operands: Array) -> Arrays:
-    """Returns the results of one of several branches, all of which are computed."""
+    """Returns the results of one of several branches; all branches are computed."""
     *first, results = [jaxpr_as_fun(branch)(*operands) for branch in branches]
     for i, case in reversed(list(enumerate(first))):
         select = functools.partial(jax.lax.select_n, which == i)

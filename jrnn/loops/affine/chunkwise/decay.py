@@ -70,7 +70,7 @@ class DecayedVectors:
 
 @dataclass(frozen=True)
 class Decay:
-    """The decays of a chunk in which nothing decays; those of other chunks are subclasses.
+    """The decays of a chunk in which nothing decays; other chunks have subclasses.
 
     Attributes:
         steps: C.
@@ -151,7 +151,7 @@ class Decay:
         Args:
             scores: with the labels T and S.
             values: v_s, of `of_vectors`.
-            decays: vectors of which the first query is 1.
+            decays: vectors whose first query is 1.
             out: the labels of the result, T first.
         """
         return dot(scores, values, out, self.precision)

@@ -1,7 +1,7 @@
 """Arrays whose axes have labels, and the factors of a form as such arrays.
 
 A label is a number (`terms.py`), "T" (the step that reads), "S" (the step that wrote) or "N" (the length of blocks). The
-formula of a chunk has axes of batches, heads, keys and values, of which a factor may lack any: a decay of each head alone
+formula of a chunk has axes of batches, heads, keys and values, and a factor may lack any of them: a decay of each head alone
 has the labels T and H. Labels say which axes meet, so that no function of a chunk counts axes:
 
         times([decay [T, H], key [T, B, H, K]])  ->  [T, B, H, K]
@@ -104,7 +104,7 @@ def dot(
     out: Sequence[Label],
     precision: Any,
 ) -> Labeled:
-    """Returns the product of two arrays, summed over the labels that are not in `out`, whose axes are those of `out`."""
+    """Returns the product of two arrays, summed over the labels that are not in `out`; the result has the axes `out`."""
     shared = [l for l in a.labels if l in b.labels]
     a = sum_over(a, without(a.labels, {*out, *shared}))
     b = sum_over(b, without(b.labels, {*out, *shared}))

@@ -4,7 +4,7 @@ A row of step t is what is known of it, and scores of rows u that are to be solv
 
     R[t] = known[t] + sum over u and s <= t of scores_u[t, s] u[s]
 
-Scores of the same step are those of rows that the step computes before. With the unknowns of a step next to each other, in
+Scores of the same step belong to rows that the step computes before. With the unknowns of a step next to each other, in
 the order in which the step computes them, the matrix of the system has ones on its diagonal. For two rows and two steps:
 
         [ 1           ]  R1 of step 0        With one row a step, as in the delta rule, the inverse of this matrix is

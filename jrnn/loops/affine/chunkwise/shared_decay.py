@@ -116,7 +116,7 @@ class SharedDecay(Decay):
             products = _by_rows(factor.along((*lead, "T")), saved)
 
         def labeled(array: Array, labels: Labels) -> Labeled:
-            """The array with labels, those of states only where there are several states."""
+            """The array with labels; labels of states only if there are several states."""
             if not has_states:
                 labels = without(labels, STATE_LABELS)
                 sizes = array.shape[: len(lead)]

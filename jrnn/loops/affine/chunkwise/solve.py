@@ -59,7 +59,7 @@ class SavedForBackward:
     ) -> Array:
         """Returns `fn(*args)`, an array that is saved.
 
-        Its derivative is that of `fn`, or `tangent(result, args, tangents)`. JAX 0.10 drops rules such as this one where it
+        Its derivative is `fn`'s, or `tangent(result, args, tangents)`. JAX 0.10 drops rules such as this one where it
         differentiates a scan twice, so what is saved has its derivative, too.
         """
         saved = self(functools.partial(fn, *args))

@@ -7,7 +7,7 @@ in the first block of two. W(t, s) is then the decays from s to the border, time
         level 0:  s|t s|t s|t s|t      level 1:  s s|t t s s|t t      level 2:  s s s s|t t t t
 
 So a level is one product of queries, times the decays since the border, and keys, times the decays to it. The vectors of the
-next level follow from those of the level before by one product with the total decay of the neighboring block: this is
+next level follow from the vectors of the level before by one product with the total decay of the neighboring block: this is
 Blelloch's up-sweep ("Prefix Sums and Their Applications", 1990), with vectors in place of sums.
 
 A level is a permutation of the steps, and its pairs are a lookup in the scores. The transpose of a lookup is a scatter,

@@ -74,7 +74,7 @@ class AffineCall:
     ) -> Results:
         """Computes what the kernel reads for all steps, calls it, and computes the rest.
 
-        Invariant: the values of a step are those of the loop but for rounding, and so are sums, whose order is another one.
+        Invariant: the values of a step equal the loop's up to rounding. Sums do too, in another order.
         """
         step = self.step
         loop = step.loop

@@ -29,7 +29,7 @@ Added = dict[int, tuple[Atom, ...]]  # what is added to carries, by position
 
 @dataclass(frozen=True)
 class ScalarStep:
-    """A step with new carries `A s + B u + b` and values `C s + D u + d`, where A, B, b, C, D and d are those of all steps.
+    """A step with new carries `A s + B u + b` and values `C s + D u + d`, with the same A, B, b, C, D and d at all steps.
 
     Of a single carry the inputs may be coefficients, too: `a(u) s + b(u)`.
 

@@ -394,7 +394,7 @@ def _dims_of_move(source: Dims, target: Dims) -> list[_MovedDim]:
 
 
 def _dims_of_reduction(source: Dims, count: int) -> list[_MovedDim]:
-    """Returns the axes of a row, of which the first `count` remain; the reduced elements are the last axis."""
+    """Returns the axes of a row: the first `count` remain, and the reduced elements are the last axis."""
     remaining = collapsed(source[:count])
     pairs = zip(remaining, dense([n for n, _ in remaining]))
     dims = [(size, start, end) for (size, start), (_, end) in pairs]

@@ -1,4 +1,4 @@
-"""What a step consists of for the kernel: operations on views of arrays, of which one axis holds the rows.
+"""What a step consists of for the kernel: operations on views of arrays, where one axis holds the rows.
 
 A kernel computes rows apart: a row of a result depends on the same row of what the step reads, and on constants. An array
 that XLA gives, a constant or an input of a step, has strides, and any of its axes may be read as rows. What the kernel
@@ -184,7 +184,7 @@ def without(dims: Dims, axis: int | None) -> Dims:
 
 
 def collapsed(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Joins axes that are neighbors in memory, and drops those of size 1.
+    """Joins axes that are neighbors in memory, and drops axes of size 1.
 
     >>> collapsed([(2, 12), (1, 0), (3, 4), (4, 1)])
     [(24, 1)]

@@ -107,7 +107,7 @@ class Native:
     def estimate(self, estimator: Estimator) -> Estimate:
         """Returns the estimate of the loop.
 
-        The memory is that of arrays of all steps that the call reads or writes only because the kernel cannot compute
+        The memory counts arrays of all steps that the call reads or writes only because the kernel cannot compute
         something. Packed matrices and the values of one step are not counted.
         """
         program = self.program

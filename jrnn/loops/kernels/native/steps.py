@@ -66,7 +66,7 @@ _REDUCTIONS = {
     "reduce_and": "reduce_min",
     "reduce_or": "reduce_max",
 }
-# Their results in bfloat16 are rounded; those of the others are the operands.
+# Their results in bfloat16 are rounded; the other operations return one of their operands.
 _ROUNDS = {*ELEMENTWISE, "dot_general", "integer_pow", "reduce_sum"}
 _ROUNDS -= {"select_n", "max", "min", "neg", "abs"}
 

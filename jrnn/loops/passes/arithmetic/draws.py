@@ -91,7 +91,7 @@ def _of_each(keys: Array, fn: Callable[..., Array], *args: Array) -> Values:
     return [lax.optimization_barrier(fn(jax.random.key_data(keys), *args))]
 
 
-# The rules of which the other rules are made.
+# The rules that the other rules use.
 ROUNDS = {"iota_2x32_shape": iota_2x32_shape, "threefry2x32": threefry2x32}
 RULES = {
     "random_bits": random_bits,

@@ -63,7 +63,7 @@ def _ordinal(v: Array) -> Array:
 
 
 def _order(keys: Sequence[Operand], descending: bool) -> Array:
-    """Returns the indices that sort the last axis by keys, the first of which matters most. NaN is the largest value."""
+    """Returns the indices that sort the last axis by keys; the first key matters most. NaN is the largest value."""
     shape = (*keys[0].shape, keys[0].shape[-1])
     mine = indices(shape, -2)
     other = indices(shape, -1)

@@ -178,5 +178,5 @@ def _traced(call: _Traced) -> Program | None:
 
 
 def _is_round(eqn: Eqn) -> bool:
-    """Whether an equation is a part of which rules for draws are made."""
+    """Whether an equation is a primitive that the rules for draws consist of."""
     return eqn.primitive.name in draws.ROUNDS

@@ -128,7 +128,7 @@ class StepValue:
 
     @staticmethod
     def of(array: Array, shape: Shape | None = None) -> StepValue:
-        """Returns the value of an array with all of its axes, without those of size 1."""
+        """Returns the value of an array with all of its axes, except axes of size 1."""
         shape = tuple(jnp.shape(array) if shape is None else shape)
         groups = natural(shape)
         return StepValue(_in_shape(array, sizes(shape, groups)), shape, groups)

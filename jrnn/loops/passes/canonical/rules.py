@@ -182,7 +182,7 @@ def _reduce(eqn: Eqn, operands: Values, preferred: Preferred) -> Results | None:
         return None
     over = {*eqn.params["axes"]}
     x = operands[0].squeezed()
-    partly: set[int] = set()  # axes in groups of which the reduction leaves a part
+    partly: set[int] = set()  # reduced axes in groups that remain in part
     for group in x.groups:
         if not over.issuperset(group):
             partly |= over.intersection(group)
@@ -196,7 +196,7 @@ def _reduce(eqn: Eqn, operands: Values, preferred: Preferred) -> Results | None:
 def _product(eqn: Eqn, operands: Values, preferred: Preferred) -> Results | None:
     """The rule of products: they contract the groups of the operands, merged or not.
 
-    A result has the batch axes, the other axes of the left operand and those of the right one, in the order of the arrays.
+    A result has the batch axes, then the other axes of the left and of the right operand, in the order of the arrays.
     If the rows of the canonical form are in the right operand, the operands are exchanged, so that rows come first: with a
     constant matrix W [H, D] and a vector a row x [D, N], `W x` is computed as `x^T W^T` from an array x [N, D].
     """
@@ -212,7 +212,7 @@ def _product(eqn: Eqn, operands: Values, preferred: Preferred) -> Results | None
         _without_units(o, (*contracted[side], *batch[side])) for side, o in enumerate(operands)
     ]
     pairs = _groups_of(operands, kinds)
-    if pairs is None:  # merged axes of which a part is summed
+    if pairs is None:  # only a part of merged axes is summed
         operands = [o.unmerge() for o in operands]
         pairs = _groups_of(operands, kinds)
     assert pairs is not None

@@ -16,7 +16,7 @@ carry and its slices, and between the joined arrays and the new carry, elementwi
 keeps the old state: these are computed part by part. So the pass asks three questions for each carry and axis:
 
 1. Where may the new carry be divided? Forward over the step, each value gets a `_Division`: a join has the places where its
-   arrays meet, an elementwise result those of its operands. Inputs and broadcasts may be divided anywhere. This is the same
+   arrays meet, an elementwise result its operands' places. Inputs and broadcasts may be divided anywhere. This is the same
    for all carries, and so computed once for an axis.
 2. Is every reader of the carry a slice, or an elementwise equation whose result may be divided alike? (`_followers`)
 3. Which joins and elementwise results make up the new carry? No other carry may pack one in another way. (`_joined_for`)
