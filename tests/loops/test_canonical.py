@@ -230,7 +230,14 @@ def outer(h, x):
     return jnp.tanh(h @ W + jnp.einsum("un,uk->unk", x[:, :, 0], jnp.sum(x, 1))), h[0] @ x[0].T
 
 
-STEPS = [reductions, pieces, running, heads, views, selections, outer]
+def empty_parts(h, x):
+    """Slices along an axis of size 1 that leave nothing, alone and joined with others."""
+    joined = jnp.concatenate([h[1:], h, h[:0]])
+    nothing = jnp.concatenate([x[:0], x[1:]])
+    return jnp.tanh(joined @ W + x), (jnp.sum(nothing, 0) + x[0], nothing)
+
+
+STEPS = [reductions, pieces, running, heads, views, selections, outer, empty_parts]
 
 
 @pytest.mark.parametrize("rows", [1, N])

@@ -280,6 +280,9 @@ def _concatenate(
 ) -> Results:
     out = eqn.outvars[0]
     axis = eqn.params["dimension"] if axis is None else axis
+    operands = [o for o in operands if o.shape[axis] != 0] or operands[:1]
+    if len(operands) == 1:
+        return operands
     layout = preferred(out)
     having_axis = [o for o in operands if o.array_axis(axis) is not None]
     every = _all_axes(natural(out.aval.shape))
@@ -309,6 +312,9 @@ def _renamed(x: StepValue, shape: Sequence[int], names: Follow) -> StepValue:
 def _cut(x: StepValue, cuts: dict[int, tuple[int, int, int]], shape: Sequence[int]) -> StepValue:
     """Returns the value `x[start:end:step]` along each of some axes. Axes of the result that have size 1 are in no array."""
     x = x.unmerge([a for a in cuts if a in x.axes])
+    for a in cuts:
+        if x.array_axis(a) is None and not is_unit(shape[a]):  # nothing is left of an axis of size 1
+            x = StepValue(jax.lax.expand_dims(x.array, [0]), x.shape, ((a,), *x.groups))
     starts = [0] * len(x.groups)
     ends = list(np.shape(x.array))
     steps = [1] * len(x.groups)
