@@ -408,6 +408,6 @@ def test_a_wrong_pass_is_named(monkeypatch):
 
     assert "swapped" in plan()
     jax.clear_caches()
-    wrong = "swapped: on random numbers, result 0 is off"
+    wrong = r"swapped \(test_canonical\): on random numbers, result 0 is off"
     with checked_passes(True), pytest.raises(AssertionError, match=wrong):
         plan()

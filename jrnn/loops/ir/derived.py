@@ -320,5 +320,7 @@ def check_pass(name: str, rewrite: Callable[[Loop], Any], before: Loop) -> None:
 
         return run
 
-    agrees, note = validate(ScanParams.of_loop(before, COMPARISON.steps_of_passes), name, derive)
-    assert agrees, f"{name}: {note}"
+    few_steps = ScanParams.of_loop(before, COMPARISON.steps_of_passes)
+    with_module = f"{name} ({getattr(rewrite, 'func', rewrite).__module__})"
+    agrees, note = validate(few_steps, with_module, derive)
+    assert agrees, f"{with_module}: {note}"
