@@ -126,6 +126,36 @@ def tiny():
     return {"head": ["loop", *head], "rows": rows}
 
 
+def carries():
+    """Microseconds of loops by the size of their carry."""
+    times = column("carries", "least")
+    rows = []
+    for cell, mode in dict.fromkeys((cell, mode) for cell, mode, _, _ in times):
+        row = [f"`{cell}`", "gradient" if mode == "train" else mode]
+        for size in ("1024", "65536"):
+            theirs, ours = (times[cell, mode, peer, size] for peer in ("lax.scan", "jrnn"))
+            row += [f"{1e6 * theirs:.0f}", f"{1e6 * ours:.0f}"]
+        rows.append(row)
+    columns = [f"{size}, {peer}" for size in ("1,024", "65,536") for peer in ("`lax.scan`", "jrnn")]
+    return {"head": ["loop", "mode", *columns], "rows": rows}
+
+
+def peers():
+    """Time of jrnn over that of numba, scipy and `lax.scan`, float32."""
+    times = column("peers", "least")
+    rows = []
+    for cell in dict.fromkeys(cell for cell, _, _, _ in times):
+        ours = times[cell, "forward", "jrnn", "float32"]
+        row = [f"`{cell}`", f"{1e6 * ours:.0f}"]
+        for peer in ("numba", "scipy", "lax.scan"):
+            theirs = times.get((cell, "forward", peer, "float32"))
+            row.append("-" if theirs is None else f"{ours / theirs:.2f}")
+        gradient, reference = (times[cell, "train", p, "float32"] for p in ("jrnn", "lax.scan"))
+        rows.append([*row, f"{1e6 * gradient:.0f}", f"{gradient / reference:.2f}"])
+    head = ["loop", "jrnn, us", "over numba", "over scipy", "over `lax.scan`"]
+    return {"head": [*head, "gradient, us", "over `lax.scan`"], "rows": rows}
+
+
 def world():
     """Programs of other libraries: milliseconds plain and by jrnn, and their ratios, forward and with the gradient."""
     rows = {}
@@ -257,6 +287,8 @@ MADE = {
     "linear": linear,
     "filters": filters,
     "tiny": tiny,
+    "carries": carries,
+    "peers": peers,
     "world": world,
     "programs": programs,
 }

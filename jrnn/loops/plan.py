@@ -19,8 +19,9 @@ from jrnn.errors import ScanError
 from jrnn.jaxprs.work import TooMuchWork
 from jrnn.loops.costs.bounds import BETWEEN, Bounds, uncertainty
 from jrnn.loops.costs.compilation import added_seconds
-from jrnn.loops.costs.estimates import Estimate, Estimator, size_in_words
+from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.target import Target
+from jrnn.loops.costs.times import Estimate, size_in_words
 from jrnn.loops.ir import Loop, Results, observers
 from jrnn.loops.ir.description import Description, Item, contractions, described
 

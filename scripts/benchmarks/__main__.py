@@ -35,6 +35,8 @@ SUITES = {
     "first-call": "first_call",
     "caffe2": "caffe2_cells",
     "constants": "machine_constants",
+    "carries": "carries",
+    "peers": "peers",
 }
 
 

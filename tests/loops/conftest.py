@@ -10,7 +10,7 @@ from eager import eager_passes
 from jrnn.jaxprs import interned
 from jrnn.loops.affine.chunkwise.chunked import Chunkwise
 from jrnn.loops.costs import machines
-from jrnn.loops.costs.estimates import Estimate
+from jrnn.loops.costs.times import Estimate
 from jrnn.loops.derivatives import residuals
 from jrnn.loops.ir import strict_passes
 from jrnn.loops.kernels.native import library

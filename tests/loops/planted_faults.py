@@ -21,8 +21,8 @@ def main(kind):
     from jrnn.loops.affine.chunkwise.chunked import Chunkwise
     from jrnn.loops.compile import compile_loop
     from jrnn.loops.costs import machines
-    from jrnn.loops.costs.estimates import Estimate
     from jrnn.loops.costs.target import Target
+    from jrnn.loops.costs.times import Estimate
     from jrnn.loops.derivatives.residuals import Stacks, step_with_fewer_residuals
     from jrnn.loops.ir import ScanParams, observers, tag
     from jrnn.loops.strategies import plan_chunks

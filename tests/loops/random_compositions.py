@@ -27,7 +27,7 @@ from quick_compilation import OPTIONS
 import jrnn
 from jrnn.jaxprs.by_numpy import evaluate_by_numpy
 from jrnn.loops.affine.chunkwise.chunked import Chunkwise
-from jrnn.loops.costs.estimates import Estimate
+from jrnn.loops.costs.times import Estimate
 from jrnn.loops.ir import observers
 from jrnn.loops.strategies import plan_chunks
 

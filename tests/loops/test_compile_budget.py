@@ -12,7 +12,7 @@ from plans_of import plans_of
 import jrnn
 from jrnn.errors import ScanError
 from jrnn.loops.costs import compilation
-from jrnn.loops.costs.estimates import Estimate
+from jrnn.loops.costs.times import Estimate
 from jrnn.loops.plan import Candidate
 
 T, N, K = 16_000, 8, 64

@@ -19,7 +19,7 @@ from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.loops import scan
 from jrnn.loops.compile import ON_CPU
-from jrnn.loops.costs.estimates import Estimate
+from jrnn.loops.costs.times import Estimate
 from jrnn.loops.plan import Candidate
 from jrnn.loops.wrappers import tracing
 

@@ -21,8 +21,9 @@ from jrnn.errors import ScanError
 from jrnn.jaxprs.jax_internals import XLA_MAKES_ONE_KERNEL
 from jrnn.loops.costs import bounds, machines
 from jrnn.loops.costs.bounds import Bounds, memory_bound
-from jrnn.loops.costs.estimates import Estimate, Estimator
+from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.target import Target
+from jrnn.loops.costs.times import Estimate
 from jrnn.loops.derivatives import residuals
 from jrnn.loops.derivatives.residuals import min_cut
 from jrnn.loops.ir import observers, traced_loops

@@ -361,6 +361,28 @@ def test_an_affine_loop_that_is_no_single_kernel_runs_in_blocks(limited, reverse
     close(jax.jit(ours)(c, init, xs), jax.jit(theirs)(c, init, xs), 1e-4)
 
 
+def test_coefficients_may_be_read_from_an_array_in_the_step():
+    sections = jnp.tile(jnp.array([0.2, 0.3, 0.1, -1.6, 0.8]), (4, 1))
+
+    def cascade(sections, xs, scan):
+        def step(carry, x):
+            new = []
+            for k in range(4):
+                b0, b1, b2, a1, a2 = (sections[k, i] for i in range(5))
+                y = b0 * x + carry[k][0]
+                new.append((b1 * x - a1 * y + carry[k][1], b2 * x - a2 * y))
+                x = y
+            return new, x
+
+        return scan(step, [(0.0, 0.0)] * 4, xs)[1]
+
+    xs = jnp.sin(jnp.arange(3_000.0))
+    (plan,) = jrnn.explain(lambda s, x: cascade(s, x, jrnn.scan), sections, xs).loops
+    assert "in blocks of" in str(plan)
+    wanted = cascade(sections, xs, jax.lax.scan)
+    close(jax.jit(lambda s, x: cascade(s, x, jrnn.scan))(sections, xs), wanted)
+
+
 # The kernel in blocks ------------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,4 @@
-"""A toy strategy: cumulative sums of floats run as `jnp.cumsum`, whose order of sums may differ from the loop's.
-
-Shapes: T time.
-"""
+"""A toy strategy: cumulative sums of floats run as `jnp.cumsum` over time, T, in another order than the loop's."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +7,8 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import primitives
-from jrnn.loops.costs.estimates import Estimate, Estimator
+from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.costs.times import Estimate
 from jrnn.loops.ir import Loop, Results, Unsupported
 from jrnn.loops.ir.description import Description
 from jrnn.loops.plan import Candidate

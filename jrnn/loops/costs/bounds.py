@@ -9,7 +9,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Var
 from jrnn.jaxprs.jax_internals import is_recomputed
 from jrnn.loops.costs.equation_costs import has_large_products, is_call
-from jrnn.loops.costs.estimates import UNCERTAINTIES, Estimate
+from jrnn.loops.costs.times import UNCERTAINTIES, Estimate
 from jrnn.loops.ir import Loop, Options, Provenance
 
 # What a candidate must save of the baseline's estimated time to replace it: the model is not exact, least of all for loops

@@ -55,6 +55,7 @@ from jrnn.loops.costs.equation_costs import (
 from jrnn.loops.costs.machines import CPU, Machine, quiet
 from jrnn.loops.costs.peaks import EquationFacts, peak_bytes, read_by_libraries
 from jrnn.loops.costs.sources import Sources
+from jrnn.loops.costs.times import Estimate, Terms, estimate, total
 from jrnn.loops.ir import Loop
 
 # What XLA:CPU counts of a trip, next to its kernels: a pointer for each value, and the counter and its comparison. With 160,
@@ -62,68 +63,6 @@ from jrnn.loops.ir import Loop
 _POINTER_BYTES = 8
 _CONTROL_BYTES = 160
 _WHILE_TRIPS = 10  # of a `while` loop, whose number nobody knows
-Terms = dict[str, float]  # parts of a time, by the names of `UNCERTAINTIES`
-
-
-# How far each part of an estimate may be off, as a part of it: operations are counted, while bandwidths, calls, and what a
-# library copies before a product differ between processors and versions of XLA. What a candidate saves must exceed its
-# uncertainty, so that one that trades one uncertain part for another has to promise more.
-UNCERTAINTIES = {
-    "products": 0.15,
-    "elements": 0.5,
-    "calls": 0.5,
-    "weight copies": 0.75,
-    "stacks": 1.0,
-}
-
-
-class Estimate(NamedTuple):
-    """What a candidate costs.
-
-    Attributes:
-        seconds: the time of all steps on one core.
-        memory: the bytes of temporary arrays at the peak, without the loop's own inputs and outputs.
-        terms: parts of the time, by name.
-    """
-
-    seconds: float
-    memory: int
-    terms: tuple[tuple[str, float], ...] = ()
-
-    def __str__(self) -> str:
-        parts = []
-        for name, seconds in self.terms:
-            if seconds >= 0.01 * self.seconds:
-                parts.append(f"{name} {in_words(seconds)}")
-        return f"{self.brief()} ({', '.join(parts)})" if parts else self.brief()
-
-    def brief(self) -> str:
-        """Returns the time and the memory alone."""
-        return f"{in_words(self.seconds)}, {size_in_words(self.memory)}"
-
-
-def in_words(seconds: float) -> str:
-    """Returns a time as text."""
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
-
-
-def size_in_words(size: float) -> str:
-    """Returns a number of bytes as text."""
-    return f"{size / 1e6:,.2f} MB"
-
-
-def total(*estimates: Terms) -> Terms:
-    """Returns sums of times, by name."""
-    sums = dict.fromkeys(UNCERTAINTIES, 0.0)
-    for terms in estimates:
-        for name, seconds in terms.items():
-            sums[name] += seconds
-    return sums
-
-
-def estimate(terms: Terms, memory: int) -> Estimate:
-    """Returns the estimate with these parts of its time."""
-    return Estimate(sum(terms.values()), memory, tuple(terms.items()))
 
 
 class Costs(NamedTuple):
@@ -228,6 +167,16 @@ class Estimator:
         """Returns the estimate of the loop as it is."""
         inside = self.part(self.loop.eqns, self.loop.outputs)
         return estimate(self.trips(self.loop, inside), inside.peak_bytes)
+
+    def whole_with_copies(self, copied_bytes: int) -> Estimate:
+        """Returns the estimate of the loop as it is, if XLA copies some bytes of its carries at each step."""
+        whole = self.whole()
+        if not copied_bytes:
+            return whole
+        moved = self.machine.reading(copied_bytes, copied_bytes)
+        moved += self.machine.writing(copied_bytes, copied_bytes)
+        copies = {"elements": jaxprs.extent(self.loop.length) * moved}
+        return estimate(total(dict(whole.terms), copies), whole.memory + copied_bytes)
 
     def sizes(self, variables: Iterable[Var]) -> int:
         return sum(map(self.size, variables))

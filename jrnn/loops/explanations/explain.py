@@ -12,8 +12,8 @@ from jrnn import jaxprs
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.jax_internals import metadata_of, scan_p
 from jrnn.loops.compile import compile_loop
-from jrnn.loops.costs.estimates import size_in_words
 from jrnn.loops.costs.target import Target
+from jrnn.loops.costs.times import size_in_words
 from jrnn.loops.explanations.memory import temporary_bytes
 from jrnn.loops.ir import ScanParams, observers, tag
 from jrnn.loops.ir.observers import Plans

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from jrnn.loops.costs.bounds import Bounds
-from jrnn.loops.costs.estimates import Estimate, Estimator, Terms
+from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.target import Target
+from jrnn.loops.costs.times import Estimate, Terms
 from jrnn.loops.ir import Loop, Options, Provenance
 from jrnn.loops.passes import Moves, SplitLoop, movable, split
 from jrnn.loops.passes.moves import Dependences

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from jrnn.jaxprs import primitives
-from jrnn.loops.costs.estimates import Estimate, Estimator, estimate
+from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.costs.times import Estimate, estimate
 from jrnn.loops.ir import Loop, Results, RunLoop, scan_in_chunks
 from jrnn.loops.ir.description import Description, contractions, described, items
 from jrnn.loops.passes import SplitLoop, widen_sums
+from jrnn.loops.passes.carries_in_place import writes_in_place
 from jrnn.loops.plan import Node
 from jrnn.loops.strategies.split_costs import SplitCosts
 
@@ -43,6 +45,8 @@ class Steps:
         return estimate(estimator.trips(self.loop, inside), inside.peak_bytes)
 
     def describe(self) -> Description:
+        if writes_in_place(self.loop):
+            return described(self.loop, "carries are read before they are written, in place")
         return described(self.loop)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 
 from jrnn import jaxprs
-from jrnn.loops.costs.estimates import Estimate, Estimator, estimate, total
+from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.costs.times import Estimate, estimate, total
 from jrnn.loops.passes import SplitLoop
 
 _FIRST_WRITE = 0.5  # of the time of writing: what the first write of new memory adds

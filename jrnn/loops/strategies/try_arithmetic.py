@@ -22,8 +22,9 @@ from jrnn.loops.costs.equation_costs import (
     is_one_row,
     is_outer,
 )
-from jrnn.loops.costs.estimates import Estimate, Estimator, estimate
+from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, SMALL_LOOP, quiet
+from jrnn.loops.costs.times import Estimate, estimate
 from jrnn.loops.ir import Loop
 from jrnn.loops.ir.description import Description, described
 from jrnn.loops.passes import Moves

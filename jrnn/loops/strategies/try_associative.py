@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jrnn import jaxprs
-from jrnn.loops.costs.estimates import Estimate, Estimator
+from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.costs.times import Estimate
 from jrnn.loops.ir import Loop, Results, ScanParams, Unsupported, Values
 from jrnn.loops.ir.description import Description, described
 from jrnn.loops.passes import split

@@ -21,8 +21,9 @@ from jrnn.loops.affine.chunkwise.control_flow import expand_control
 from jrnn.loops.affine.chunkwise.estimate import step_by_step
 from jrnn.loops.costs.bounds import Bounds
 from jrnn.loops.costs.constants import CHUNKS
-from jrnn.loops.costs.estimates import Estimator, size_in_words
+from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.target import Target
+from jrnn.loops.costs.times import size_in_words
 from jrnn.loops.ir import Loop, Options, ScanParams, Unsupported, derived
 from jrnn.loops.passes import compose_views
 from jrnn.loops.passes.canonical import SIMPLIFICATIONS, reads_array_literals

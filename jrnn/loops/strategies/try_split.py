@@ -17,6 +17,7 @@ from jrnn import jaxprs
 from jrnn.loops.costs.equation_costs import has_large_products
 from jrnn.loops.ir import Loop
 from jrnn.loops.passes import Moves, gates, join_activations, slice_operands, split
+from jrnn.loops.passes.carries_in_place import update_in_place
 from jrnn.loops.passes.moves import is_slice
 from jrnn.loops.plan import Candidate, Node, cheapest
 from jrnn.loops.strategies import try_unrolled
@@ -174,5 +175,5 @@ def _written_for_xla(context: Context, residual: Loop) -> Node:
     computed_before = {*residual.xs}.difference(context.loop.xs)
     if gates.prefers_separate_slices(residual, computed_before):
         split_loop = split(slice_operands(residual), is_slice, moves=Moves())
-        return Split(split_loop, Steps(split_loop.residual))
-    return steps_with_wide_sums(join_activations(residual))
+        return Split(split_loop, Steps(update_in_place(split_loop.residual)))
+    return steps_with_wide_sums(update_in_place(join_activations(residual)))

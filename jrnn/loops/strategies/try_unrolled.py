@@ -19,7 +19,8 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.loops.costs.bounds import ELEMENTWISE_MIN_GAIN
 from jrnn.loops.costs.constants import TINY_LOOP
-from jrnn.loops.costs.estimates import Estimate, Estimator, Terms, estimate, total
+from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.costs.times import Estimate, Terms, estimate, total
 from jrnn.loops.costs.tiny_loops import block_cycles, operations, step_cycles
 from jrnn.loops.ir import Length, Loop, Results, Unsupported, Values
 from jrnn.loops.ir.description import Description, described
@@ -154,9 +155,8 @@ def try_unrolled(context: Context) -> Sequence[Candidate]:
     split_loop = context.split(Moves())
     candidates = []
     for node in _tiny_nodes(context, split_loop.residual, context.loop):
-        in_blocks = isinstance(node, InBlocks)
-        whole = node if in_blocks else Split(split_loop, node)
-        label = "in blocks" if in_blocks else "unrolled"
+        whole = node if node.loop is context.loop else Split(split_loop, node)
+        label = "in blocks" if isinstance(node, InBlocks) else "unrolled"
         candidates.append(context.candidate(NAME, whole, label, ELEMENTWISE_MIN_GAIN))
     return candidates
 
@@ -179,6 +179,8 @@ def _tiny_nodes(
 ) -> list[Unrolled | InBlocks]:
     """Returns the ways to run a tiny loop: several steps of its residual loop in an iteration, and the whole in blocks."""
     is_known = jaxprs.is_known(whole.length)
+    if not _is_over_few_numbers(whole):
+        whole = residual  # whose constants are numbers, where the step reads them from arrays
     if context.target.devices > 1 or not is_known or not _is_over_few_numbers(whole):
         return []
     blocks: list[Unrolled | InBlocks] = []

@@ -35,7 +35,8 @@ from jrnn.loops.affine.chunkwise.chunk_body import ChunkBody, ChunkInputs
 from jrnn.loops.affine.chunkwise.guarded import Arrays, Pair
 from jrnn.loops.affine.chunkwise.labeled import variables, without
 from jrnn.loops.affine.matrix import AffineForm, is_evaluable, matrix_form
-from jrnn.loops.costs.estimates import Estimate, Estimator
+from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.costs.times import Estimate
 from jrnn.loops.ir import CARRY, Loop, Results, Unsupported, scan_in_chunks, tag
 from jrnn.loops.ir.description import Description, contractions
 

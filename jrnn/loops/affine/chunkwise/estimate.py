@@ -15,8 +15,9 @@ from typing import NamedTuple
 from jrnn import jaxprs
 from jrnn.loops.affine.matrix import AffineForm
 from jrnn.loops.costs.constants import CHUNKS
-from jrnn.loops.costs.estimates import Estimate, Estimator
+from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.machines import Machine
+from jrnn.loops.costs.times import Estimate
 
 Terms = tuple[tuple[str, float], ...]
 

@@ -17,8 +17,9 @@ from jax import Array
 from jrnn import jaxprs
 from jrnn.loops.costs import estimates
 from jrnn.loops.costs.constants import NATIVE_KERNEL
-from jrnn.loops.costs.estimates import Estimate, Estimator
+from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.machines import Machine
+from jrnn.loops.costs.times import Estimate
 from jrnn.loops.ir import Loop, Results
 from jrnn.loops.ir.description import Description, described
 from jrnn.loops.kernels.native import library
@@ -235,7 +236,7 @@ def _kernel_seconds(
     machine: Machine,
     instruction_set: str,
 ) -> dict[str, float]:
-    """Returns the time of all steps on one core, by the names of `costs/estimates.py`.
+    """Returns the time of all steps on one core, by the names of `costs/times.py`.
 
     Its constants are `costs.constants.NativeKernelCosts`.
     """
