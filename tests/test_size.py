@@ -9,10 +9,10 @@ from pathlib import Path
 
 import jrnn
 
-NODES = 646259
-NODES_PER_LINE = 10.9
-PACKED_PER_1000_LINES = 0.5
-COMPREHENSIONS_PER_1000_LINES = 41
+NODES = 640_500
+NODES_PER_LINE = 10.5
+PACKED_PER_1000_LINES = 0.3
+COMPREHENSIONS_PER_1000_LINES = 34
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 NOT_CODE = {
     tokenize.COMMENT,

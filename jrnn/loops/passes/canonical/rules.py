@@ -313,7 +313,9 @@ def _cut(x: StepValue, cuts: dict[int, tuple[int, int, int]], shape: Sequence[in
     """Returns the value `x[start:end:step]` along each of some axes. Axes of the result that have size 1 are in no array."""
     x = x.unmerge([a for a in cuts if a in x.axes])
     for a in cuts:
-        if x.array_axis(a) is None and not is_unit(shape[a]):  # nothing is left of an axis of size 1
+        if x.array_axis(a) is None and not is_unit(
+            shape[a]
+        ):  # nothing is left of an axis of size 1
             x = StepValue(jax.lax.expand_dims(x.array, [0]), x.shape, ((a,), *x.groups))
     starts = [0] * len(x.groups)
     ends = list(np.shape(x.array))
