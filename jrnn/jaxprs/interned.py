@@ -56,7 +56,7 @@ def equals_of(key: Hashable) -> list[Any]:
 
 
 def _structure(jaxpr: Jaxpr) -> Hashable:
-    """Returns a key of a jaxpr, in which its variables are numbers. Raises TypeError if there is none."""
+    """Returns a key of a jaxpr, in which its variables are numbers. Raises TypeError if it has no hashable key."""
     numbers: dict[Any, int] = {}
 
     def defined(variables: Any) -> Hashable:

@@ -91,7 +91,7 @@ def product(
 
 
 def stack(atom: Atom, env: Env, stacked: Env, length: int) -> Array:
-    """Returns the values of an atom at all steps, [T, ...]: those in `stacked`, or its value in `env`, repeated."""
+    """Returns the values of an atom at all steps, [T, ...]: from `stacked`, or its value in `env`, repeated."""
     if is_in(atom, stacked):
         return stacked[atom]
     each = value(env, atom)

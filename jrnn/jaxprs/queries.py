@@ -328,7 +328,7 @@ class Components(NamedTuple):
     Sets of nodes are the bits of integers: as lists, they would have as many entries as there are pairs of nodes.
 
     Attributes:
-        groups: the nodes of each, each group after those that it reads.
+        groups: the nodes of each, each group after the groups that it reads.
         reach: for each node, all that it reaches, itself among them.
         cyclic: the nodes that read themselves, or others that read them.
     """
@@ -356,7 +356,7 @@ def _strongly_connected(reads: Sequence[Collection[int]]) -> Iterator[list[int]]
     """Yields nodes that reach each other, after the others that they read.
 
     R. Tarjan, "Depth-first search and linear graph algorithms", SIAM Journal on Computing 1972, without recursion. `lowest`
-    is the number of the earliest node that is known to be reached, among those that are not in a component yet.
+    is the number of the earliest node that it is known to reach, among nodes without a component yet.
     """
     number: dict[int, int] = {}
     lowest: dict[int, int] = {}

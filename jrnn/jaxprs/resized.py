@@ -68,7 +68,7 @@ def _sizes(program: Program, classes: axes.Classes) -> dict[axes.Axis, int]:
 
 
 def _classify(eqn: Eqn, classes: axes.Classes) -> None:
-    """Joins the axes that an equation needs to have one size, and fixes those that it compares with numbers."""
+    """Joins the axes that an equation needs to have one size, and fixes the axes that it compares with numbers."""
     followed = axes.join_followed(eqn, classes, axes.of_one_size, ("broadcast_in_dim", "iota"))
     if followed and eqn.primitive.name == "dot_general":
         a, b = eqn.invars

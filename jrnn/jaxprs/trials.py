@@ -91,7 +91,7 @@ def central_difference(
     Args:
         value: a function of such a tree that returns an array or a tree of arrays.
         point: p.
-        towards: d, a tree as `point`, with None for what stays as it is.
+        towards: d, a tree as `point`, with None for unchanged leaves.
         step: h.
 
     >>> float(central_difference(lambda p: p["x"] ** 2, {"x": 3.0, "y": 1}, {"x": 1.0, "y": None}, 0.5))

@@ -302,7 +302,7 @@ def _adapter_terms(adapters: Sequence[Adapter], length: object, target: Target) 
 
 def _ask(strategies: dict[str, Strategy], context: Context) -> tuple[list[str], bool]:
     """Adds what strategies propose to the context. Returns the reasons why others propose nothing, and whether the
-    candidates are those that the caller asked for, or the only ones to compare.
+    candidates were requested by the caller, or are the only ones to compare.
 
     On platforms without estimates the first strategy that proposes a candidate runs.
     """

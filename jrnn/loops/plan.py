@@ -128,7 +128,7 @@ class Plan:
         loop: the loop as JAX made it, with its calls inlined, or None if it could not be read.
         node: runs it, or None if `jax.lax.scan` lowers it.
         strategy: the name of the strategy, or "lax.scan".
-        notes: reasons for what was not done.
+        notes: why rewrites were not applied.
         chosen: the candidate that was chosen by its estimate, or None if none were compared.
         rejected: the candidates that were compared with it, and why they were not chosen.
         constants: the values of the first of `loop.consts`, which the step closes over.
@@ -244,7 +244,7 @@ class Plan:
 
     @property
     def contractions(self) -> int:
-        """The number of contractions that stay in the loop, with those in its branches and inner loops."""
+        """The number of contractions that stay in the loop, also in its branches and inner loops."""
         return self.description.contractions
 
     @property

@@ -94,7 +94,7 @@ def draws_differently_under_vmap(eqn: jaxprs.Eqn) -> bool:
 
 
 def is_heavy(eqn: jaxprs.Eqn) -> bool:
-    """Returns True for products, lookups, solvers and draws. A split names those that leave a loop, and repeats none."""
+    """Returns True for products, lookups, solvers and draws. A split names the ones that leave a loop, and repeats none."""
     return row_of(eqn).heavy
 
 
@@ -107,7 +107,7 @@ def is_cheap(eqn: jaxprs.Eqn) -> bool:
 
 
 def is_library_call(eqn: jaxprs.Eqn) -> bool:
-    """Returns True for what XLA gives to a library or to other devices, if something runs at all."""
+    """Returns True for primitives that XLA passes to a library or to other devices."""
     kinds: tuple[Kind, ...] = ("collective", "library", "order", "product", "solver", "transform")
     return is_kind(eqn, *kinds) and row_of(eqn).cost != 0.0
 

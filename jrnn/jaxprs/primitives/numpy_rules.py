@@ -1,4 +1,4 @@
-"""Primitives computed by numpy: the functions of `Row.numpy`, for what numpy has under another name or not at all.
+"""Primitives computed by numpy: the functions of `Row.numpy` that numpy lacks, or has under another name.
 
 A rule gets the operands, and the parameters as keywords. It returns None for a case that it leaves to JAX.
 """

@@ -1,4 +1,4 @@
-"""The record of what is known of a primitive, and what its kind says by default."""
+"""The record of a primitive's properties, and the defaults of its kind."""
 
 from __future__ import annotations
 

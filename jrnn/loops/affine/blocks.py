@@ -153,7 +153,7 @@ class Blocks:
 
 
 def blocks_of(program: Program, n_carry: int) -> list[Blocks]:
-    """Groups the carries of a step that read each other, each group after those that it reads.
+    """Groups the carries of a step that read each other, each group after the groups that it reads.
 
     Args:
         program: the step, from carries and inputs to new carries and outputs, with all calls inlined.

@@ -66,7 +66,7 @@ class CarrySchedule:
         self._group_of: dict[int, Group] = {}
         self._pending = dict(zip(components.groups, itertools.count()))
         self._ready: list[Group] = []
-        self._unknown: dict[int, int] = {}  # how much of what is read is not known
+        self._unknown: dict[int, int] = {}  # how many of its inputs are unknown
         self._readers: dict[Var, list[Eqn | Group]] = {}
         self.known = set(loop.inputs).difference(loop.carry)
         for eqn in loop.eqns:
@@ -85,7 +85,7 @@ class CarrySchedule:
             self._can_compute(reader)
 
     def _can_compute(self, reader: Eqn | Group) -> list[Var]:
-        """Adds results of an equation to what is known, or a group to those that are ready. Returns the results."""
+        """Marks results of an equation as known, or a group as ready. Returns the results."""
         if isinstance(reader, Eqn):
             self.known.update(reader.outvars)
             return reader.outvars
@@ -137,7 +137,7 @@ class CarrySchedule:
         self._add_known(jaxprs.take(self._loop.carry, carry))
 
     def _add_known(self, values: list[Var]) -> None:
-        """Adds values to those that are known, with what follows from them, and groups that read no others to the ready."""
+        """Marks values and what follows from them as known, and groups that read no others as ready."""
         self.known = self.known.union(values)  # the set before may be in use
         while values:
             for reader in self._readers.get(values.pop(), ()):
@@ -288,7 +288,7 @@ def solve_in_order(
 
     Args:
         loop: the loop, whose equations may be evaluated for all steps at once.
-        groups: each after those that it reads.
+        groups: each after the groups that it reads.
         solve: from the number of a group, its part of the step and its first carries, to the carries after every step.
         consts, init, xs, length: as in `Loop.run`.
     """

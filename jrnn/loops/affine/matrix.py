@@ -69,7 +69,7 @@ class AffineForm:
 
     @property
     def rows(self) -> dict[Row, None]:
-        """The rows that updates and readouts read, each after those that it reads."""
+        """The rows that updates and readouts read, each after the rows that it reads."""
         return rows_of(_with_readouts(self.updates, self.readouts))
 
     @property
@@ -130,7 +130,7 @@ def matrix_form(
     Args:
         loop: the loop.
         positions: of the carries.
-        known: the variables that depend on no carry but those that are computed before.
+        known: the variables that depend only on carries that are computed before.
         outs: what is computed after the rows are known, next to the carry.
         constants: values of variables that are known now.
 
@@ -223,7 +223,7 @@ def _check_factors(
     updates: Sequence[Term],
     terms: Iterable[Term],
 ) -> None:
-    """Raises Unsupported if a factor is none that a chunk can have."""
+    """Raises Unsupported if a chunk cannot have a factor."""
     for several in [updates, *(row.terms for row in rows_of(updates))]:
         if not forms.labels_in(several).issubset(forms.long_axes):
             raise Unsupported(
@@ -264,7 +264,7 @@ def _matrices(
     forms: Forms,
     terms: Sequence[Term],
 ) -> tuple[Terms, Matrices]:
-    """Returns terms without the carry, apart from those that have a matrix that is the same at every step."""
+    """Returns terms without the carry, except terms whose matrix is the same at every step."""
     varying = loop.varying
     axes = forms.long_axes
     outer_products = []

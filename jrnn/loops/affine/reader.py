@@ -239,7 +239,7 @@ class _Reader:
 
 
 def _check(eqn: Eqn, moves: Sequence[bool]) -> None:
-    """Raises Unsupported if an equation is not affine in each element of what moves with the carry."""
+    """Raises Unsupported if an equation is not affine, element by element, in the operands that depend on the carry."""
     name = eqn.primitive.name
     shape = eqn.outvars[0].aval.shape
     if not primitives.is_affine(eqn, moves):

@@ -165,7 +165,7 @@ class AxisLabels:
         return without(self.axes, (None,))
 
     def free_of(self, fixed: Collection[int]) -> Axes:
-        """Returns the axes of S, without K and those that are fixed."""
+        """Returns the axes of S, without K and fixed axes."""
         return without(self.long_axes, {self.contracted, *fixed})
 
     def _fresh(self, size: int) -> int:
@@ -274,7 +274,7 @@ def _are_same(a: Term, b: Term) -> bool:
 
 
 def rows_of(terms: Iterable[Term], known: Collection[Row] = ()) -> dict[Row, None]:
-    """Returns the rows in terms, each after those that it reads, without those that are known."""
+    """Returns the unknown rows in terms, each after the rows that it reads."""
 
     def read_by(row: Row) -> list[Row]:
         return _rows_read(row.terms)
@@ -291,7 +291,7 @@ def _rows_read(terms: Iterable[Term]) -> list[Row]:
 
 
 def factors_of(factors: Iterable[Factor], known: Collection[Factor] = ()) -> dict[Factor, None]:
-    """Returns factors, and those that they are computed from, each after its parts, without those that are known."""
+    """Returns the unknown factors and the factors in them, each after its parts."""
     return _in_order(factors, operator.attrgetter("parts"), known)
 
 

@@ -30,7 +30,7 @@ def has_large_products(eqns: Sequence[Eqn]) -> bool:
 
 
 def is_call(eqn: Eqn) -> bool:
-    """Returns True for what is not fused into kernels of elementwise equations."""
+    """Returns True for equations that XLA does not fuse into elementwise kernels."""
     name = eqn.primitive.name
     if name == "dot_general":
         return not is_outer(eqn)
@@ -45,7 +45,7 @@ def is_outer(eqn: Eqn) -> bool:
 
 
 def is_library_reduction(eqn: Eqn) -> bool:
-    """Returns True for a reduction that XLA:CPU gives to a library, which computes the operand but for what `selects`."""
+    """Returns True for a reduction that XLA:CPU gives to a library, which computes the operand, except what `selects`."""
     large = jaxprs.elements(eqn.invars[0].aval.shape) >= LIBRARY_SUM
     return large and eqn.primitive.name in ("reduce_max", "reduce_min", "reduce_sum")
 

@@ -41,7 +41,7 @@ class Machine(NamedTuple):
         function: one value of a function such as tanh.
         cache_rate: bytes a second, read or written, of arrays that fit `cache_bytes`.
         read_rate, write_rate: bytes a second of larger arrays.
-        cache_bytes: the bytes of the caches of a processor, as far as one program counts on them.
+        cache_bytes: the bytes of the caches of a processor that one program may count on.
         core_cache_bytes: the bytes of the cache of one core.
         one_kernel_bytes: the most bytes that a trip of an elementwise loop may access, if the loop is to be one kernel.
         bfloat16: the rate of large products of bfloat16 over the rate of others.

@@ -9,7 +9,7 @@ call,
     d = c + x          the result of the step
 
 so that the peak is the bytes of b and c together. Kernels run in XLA's order, which is breadth first: all kernels that only
-read inputs run before those that read their results. A kernel reads what all values read that are fused into it.
+read inputs run before kernels that read their results. A kernel reads what all values read that are fused into it.
 
 They are more arrays than those whose time the cost model counts. XLA writes the slice of a stack that a call reads to an
 array of its own, copies a carry that is read after the new one is written, and computes a function once that several kernels
@@ -180,7 +180,7 @@ class _Body:
     def in_order(self) -> list[int]:
         """Returns the positions of the kernels in XLA:CPU's order.
 
-        It is breadth first: all kernels that only read inputs run before those that read their results. A value that is no
+        It is breadth first: all kernels that only read inputs run before kernels that read their results. A value that is no
         array is there when what it is computed from is.
         """
         missing = Counter[int]()  # operands that are not there yet
@@ -194,7 +194,7 @@ class _Body:
                 readers[v] = []
 
         def ready(equations: list[int]) -> list[int]:
-            """Returns the kernels among equations whose operands are there, and among those that follow from them."""
+            """Returns the kernels among equations with known operands, and among the equations that follow from them."""
             kernels = []
             for i in equations:  # which grows
                 if self.kernels[i]:
@@ -271,7 +271,7 @@ class _Body:
         return reused
 
     def copied_carry_bytes(self, outputs: AbstractSet[Var]) -> int:
-        """Returns the bytes of carries that XLA copies: those that are stacked, or read after the new carry is written."""
+        """Returns the bytes of carries that XLA copies: carries that are stacked, or read after the new carry is written."""
         loop = self.estimator.loop
         written_at: dict[Var, int] = {}
         kernels = []
@@ -290,7 +290,7 @@ class _Body:
 
 
 def _is_fused(v: Var, producers: Mapping[Var, Eqn]) -> bool:
-    """Returns True for zeros, and for zeros but for a slice, which XLA computes where they are read."""
+    """Returns True for zeros, also with one slice set, which XLA computes where they are read."""
     eqn = producers.get(v)
     if eqn is not None and eqn.primitive.name == "dynamic_update_slice":
         return jaxprs.is_zero(eqn.invars[0], producers)

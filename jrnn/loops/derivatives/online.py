@@ -277,7 +277,7 @@ class _GroupLayout:
         return jnp.transpose(gradient.reshape(shape), axes)
 
     def jacobian(self, push: Push, carry: Sequence[Array]) -> Array:
-        """Returns the blocks [A, M, M] of the Jacobian, or the diagonals of what is dense."""
+        """Returns the blocks [A, M, M] of the Jacobian, or the diagonals of the dense blocks."""
         if self.dense is None:
             return self.group.jacobian(push, carry)
         source = self.dense

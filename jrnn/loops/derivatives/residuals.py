@@ -144,7 +144,7 @@ def is_plain(closed: Any) -> bool:
 
 
 def _is_plain(jaxpr: Any, plain: set[int]) -> bool:
-    """Returns True if a jaxpr is plain. It is added to `plain`, the identities of those that are."""
+    """Returns True if a jaxpr is plain, and then adds its identity to `plain`."""
     if id(jaxpr) in plain:
         return True
     if jaxpr.effects or len(jaxpr.eqns) > _LONGEST:

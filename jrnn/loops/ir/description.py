@@ -58,7 +58,7 @@ class Description(NamedTuple):
         sunk: values that are computed for all steps after the loop.
         accumulated: values that are summed over all steps after the loop, instead of carried.
         stacked: values that the core writes at each step.
-        contractions: the contractions that stay in the loop, with those in its branches and inner loops.
+        contractions: the contractions that stay in the loop, also in its branches and inner loops.
         chunk: the number of steps that are run at a time, or None for all.
         remarks: what else there is to say.
         obstacles: why equations stay in the loop.

@@ -228,7 +228,7 @@ def input_radii(
     states: Mapping[int, Array],
     errors: Mapping[int, Array],
 ) -> list[Array | None]:
-    """Returns the radii of what a group of carries reads, at all times; None of what depends on no other carry.
+    """Returns the radii of a group's inputs at all times; None for an input that depends on no other carry.
 
     A value v(h[t-1], h[t], x[t]) of a step is off by at most the radius of v over the boxes h[t-1] +- e[t-1] and
     h[t] +- e[t] of the carries of earlier groups, and its rounding comes on top of that.

@@ -168,7 +168,7 @@ class StackedStep:
         return self.each(at_one_time, old)
 
     def tangents(self, old: Values, added: Values) -> Stacked:
-        """Returns the tangents of the states, from those that each step adds."""
+        """Returns the tangents of the states, from the tangents that each step adds."""
         if self.diagonal:
             return self.tangents_by_steps(old, added)
         # No state with a tangent is before the first step, and infinity times 0 is no number.
@@ -371,7 +371,7 @@ class Iteration:
         return solve(residuals), solve(error_residuals)
 
     def iterate(self, state: _State) -> _State:
-        """One update, as far as the phase asks for it."""
+        """Runs the parts of one update that the phase needs."""
         step = self.step
         tolerance = self.tolerance
         new, residuals, rounding, slopes, scale = self.residuals(state.states)

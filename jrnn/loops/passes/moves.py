@@ -1,6 +1,6 @@
 """What may leave a loop, and what does: the choices from which `split_loop.py` makes the parts. Read that file first.
 
-Contractions, lookups, solvers and draws, the "heavy" equations, are what pays. `Moves` names those that may leave. Others
+Contractions, lookups, solvers and draws, the "heavy" equations, are worth moving. `Moves` names the movable ones. Others
 follow:
 
 - before the loop, what is computed from a hoisted value without growing: `tanh(x W)` is no larger than `x W`;

@@ -311,7 +311,7 @@ def stages(
     constants: Env,
     count: int,
 ) -> list[CarryStage]:
-    """Returns the stages of a loop, each after those that it reads.
+    """Returns the stages of a loop, each after the stages that it reads.
 
     Args:
         loop: the loop of one device, with calls and checkpoints inlined.

@@ -125,7 +125,7 @@ def try_arithmetic(context: Context) -> Sequence[Candidate]:
 
 
 def _with_draws_inside(context: Context) -> Moves:
-    """Returns all that may leave a loop but draws of random numbers, except those that something else before the loop reads.
+    """Returns all that may leave a loop, without draws of random numbers unless something else before the loop reads them.
 
     As arithmetic a draw takes less time in the loop than for all steps before it, where JAX's own rounds are a loop over
     arrays of all steps.

@@ -71,7 +71,7 @@ def _nothing(why: str, is_requested: bool) -> Sequence[Candidate]:
 
 
 def _may_pay(context: Context) -> bool:
-    """Returns False for loops without products for the kernel, which XLA cannot look into, and those that are one kernel."""
+    """Returns False for loops without products for the kernel, which XLA cannot look into, and for single kernels."""
     for candidate in context.candidates:
         inner = candidate.node.inner if isinstance(candidate.node, Split) else None
         if isinstance(inner, Arithmetic) and inner.is_one_kernel:

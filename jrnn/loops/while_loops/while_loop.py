@@ -97,7 +97,7 @@ def _run(functions: Sequence[Body], options: tuple[int, int | None], init: Tree)
 
 
 def _count(name: str, value: object) -> int:
-    """Returns a number of steps; raises a ScanError if it is none."""
+    """Returns a number of steps; raises a ScanError if it is not a positive integer."""
     value = value if is_traced(value) else plain(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
         rule = "must be a positive integer below 2^31 that is known when JAX traces"

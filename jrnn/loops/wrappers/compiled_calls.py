@@ -113,7 +113,7 @@ def compiled_once(run: Run, functions: Sequence[Function], options: Hashable, ar
         leaves, tree = jax.tree.flatten(arrays)
         types = tuple(map(jax.typeof, leaves))
         arrays_alone = are_arrays(types)
-    except TypeError:  # `jax.lax.scan` reports what is no function or no array
+    except TypeError:  # `jax.lax.scan` reports arguments of wrong types
         return run(functions, options, arrays)
     if not arrays_alone:  # such as Refs, of whose misuse `jax.lax.scan` says where they are
         return run(functions, options, arrays)

@@ -111,7 +111,7 @@ class AllChunks:
         return [*last, *ys[:n_outs]], (before, growth)
 
     def run_by_steps(self, inputs: ChunkInputs) -> Pair:
-        """Returns what `run_by_products` returns but for the growth, from the steps one by one."""
+        """Returns the results of `run_by_products`, without the growth, computed step by step."""
         states, consts, xs, valid = inputs
         n_states = len(states)
 
@@ -135,7 +135,7 @@ class AllChunks:
         Args:
             before: the states before each chunk.
             inputs: the inputs of `run_by_steps`.
-            tangents: their tangents, or None for those that have none.
+            tangents: their tangents, or None for arguments without one.
         """
         states, consts, xs, valid = inputs
         moved_states, moved_consts, moved_xs, _ = tangents

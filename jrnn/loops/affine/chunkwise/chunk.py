@@ -63,7 +63,7 @@ from jrnn.loops.affine.terms import AffineSum, Row, Term, rows_of
 
 @dataclass(frozen=True)
 class Decays:
-    """The decays that are the same along the columns, those that are not, and the factor of each step of both."""
+    """The decays that are equal along the columns, the other decays, and the factor of each step of both."""
 
     rows: Decay
     columns: Decay
@@ -305,7 +305,7 @@ class Chunk:
     # What is read
 
     def _rows_read(self, equations: RowEquations, solved: Rows) -> Rows:
-        """Returns the rows that are written, and those that the readouts read."""
+        """Returns the rows that are written, and the rows that the readouts read."""
         rows = dict(solved)
         terms: list[Term] = []
         for value in self.form.readouts.values():

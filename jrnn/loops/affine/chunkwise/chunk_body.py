@@ -173,7 +173,7 @@ class ChunkBody:
         return new, outs[len(new) :]
 
     def tangents_by_steps(self, inputs: ChunkInputs, tangents: ChunkInputs) -> Arrays:
-        """Returns the tangents of `run_by_steps`. No state is stored: each step computes those before it again."""
+        """Returns the tangents of `run_by_steps`. No state is stored: each step computes the states before it again."""
         first, consts, xs, valid = inputs
         moved, moved_consts, moved_xs, _ = tangents
         number = jnp.arange(self.steps)

@@ -69,7 +69,7 @@ Product = Labeled | None  # None stands for what changes nothing: 1 in a product
 
 
 def union(arrays: Iterable[Labeled], last: Labels = ()) -> Labels:
-    """Returns all labels of the arrays, sorted, with those in `last` at the end."""
+    """Returns all labels of the arrays, sorted, with the labels in `last` at the end."""
     all_labels: set[Label] = set()
     for a in arrays:
         all_labels.update(a.labels)

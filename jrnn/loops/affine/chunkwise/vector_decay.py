@@ -2,7 +2,7 @@
 
 W(t, s) is a vector here. So `sum_k a_t W(t, s) p_s` is no product of scores with a matrix W, and W would have C * C * K
 numbers. The pairs s < t are divided into levels. In level n, blocks of 2^n steps are neighbors, and t is in the second and s
-in the first block of two. W(t, s) is then the decays from s to the border, times those from there to t:
+in the first block of two. W(t, s) is then the decays from s to the border, times the decays from the border to t:
 
         level 0:  s|t s|t s|t s|t      level 1:  s s|t t s s|t t      level 2:  s s s s|t t t t
 

@@ -48,7 +48,7 @@ _INSTRUCTIONS = (
 OPCODES = {name: i for i, name in enumerate(_INSTRUCTIONS)}
 _KINDS = {"product": 1, "reduce_sum": 2, "reduce_max": 2, "reduce_min": 2, "move": 3}
 _REDUCTIONS = {"reduce_sum": 0, "reduce_max": 1, "reduce_min": 2}
-_MAX_DIMS = 4  # of what a stage moves or reduces
+_MAX_DIMS = 4  # axes that a stage moves or reduces
 _FIRST_LITERAL = -(2**20)  # until the number of registers is known
 
 
@@ -107,7 +107,7 @@ class _Stage(NamedTuple):
         read, out, init: references: what is read, what is written, and what a product starts from. -1 for none.
         pack, depth: of a product: the packed matrix, and its rows.
         op: of a reduction: one of `_REDUCTIONS`.
-        dims: the axes of what is moved or reduced.
+        dims: the axes of the array that is moved or reduced.
     """
 
     kind: int = 0

@@ -138,7 +138,7 @@ class _Scheduler:
             for view in operation.views:
                 readers[view.array].append((operation, view))
 
-        # An operation reads what others write, but for the carries, whose old values it reads.
+        # An operation reads what others write, except carries: it reads their old values.
         for array, reading in readers.items():
             for operation, view in reading if array not in carries else ():
                 for writer in writers[array]:
@@ -190,7 +190,7 @@ class _Scheduler:
         return self._elementwise_stage(ready)
 
     def _elementwise_stage(self, ready: list[tuple[int, Operation]]) -> list[Operation]:
-        """Returns the operations of one width that are ready, and those that follow from them at the same positions.
+        """Returns the ready operations of one width, and the operations that follow from them at the same positions.
 
         What an operation of this stage computes or reads is available only at the same positions.
         """

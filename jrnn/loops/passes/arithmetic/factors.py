@@ -174,7 +174,7 @@ def qr(eqn: Eqn, a: Operand) -> Values:
 
     def reduce(k: Operand, state: Triple) -> Triple:
         a, vectors, factors = state
-        # NaN above these rows is none of this reflection's.
+        # NaN above these rows does not belong to this reflection.
         top = row(a, k)
         rest = where(rows > k, a, 0)
         x = column(rest, k)

@@ -53,7 +53,7 @@ Fits = Callable[[Eqn], bool]
 def as_arithmetic(loop: Loop, fits: Fits) -> Loop:
     """Returns the loop with what `fits` written as arithmetic, in its branches and inner loops too.
 
-    Invariant: every value is the same but for rounding, and NaN where it was NaN.
+    Invariant: every value is the same up to rounding, and NaN where it was NaN.
     """
     if not any(map(_applies, equations(loop.eqns), repeat(fits))):
         return loop

@@ -82,7 +82,7 @@ def _counter_values(first: Array, by: int, steps: Array) -> Array:
 
 
 def eliminate_carries(loop: Loop) -> tuple[Loop, EliminatedCarries | None]:
-    """Returns the loop without carries whose values are known, and which they are; None if there is none.
+    """Returns the loop without carries of known values, and the record of these carries; None if there are none.
 
     Invariant: every value is unchanged.
     """

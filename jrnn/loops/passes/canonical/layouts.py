@@ -1,6 +1,6 @@
 """How values of a step are laid out: which of a value's axes each axis of an array stands for.
 
-Axes of size 1 are in no array, but for one that is the rows of a loop over one row. Several axes may be merged into one.
+Arrays have no axes of size 1, except the rows of a loop over one row. Several axes may be merged into one.
 Arrays of all steps have an axis of time in front.
 """
 

@@ -31,7 +31,7 @@ class RowAxes:
     def __init__(self, loop: Loop, merge: bool):
         self._rows_of: dict[Var, list[int]] = {}
         self._classes = axes.Classes()
-        products: list[axes.Axis] = []  # axes of what constant matrices are multiplied with
+        products: list[axes.Axis] = []  # axes of the operands of constant matrices
         batches: list[axes.Axis] = []  # axes with a matrix for each place
         for old, new in zip(loop.carry, loop.carry_out):
             for a in range(old.aval.ndim):
@@ -71,7 +71,7 @@ class RowAxes:
     ) -> tuple[list[axes.Axis], list[axes.Axis]]:
         """Joins the axes that a product sums together. Those of a constant matrix are no rows.
 
-        Returns the axes of what a constant matrix is multiplied with, and those with a matrix for each place.
+        Returns the axes of operands of a constant matrix, and the axes with a matrix for each place.
         """
         contracted, batch = eqn.params["dimension_numbers"]
         for i, j in zip(*contracted):
