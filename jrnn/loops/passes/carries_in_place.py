@@ -98,7 +98,7 @@ def _with_writes_for_sums(loop: Loop) -> Loop:
 def _writes_for_sums(
     carry: Var, new: Atom, producers: Mapping[Var, Eqn], uses: Mapping[Var, int]
 ) -> dict[int, list[Eqn]]:
-    """Returns the equations in place of those of the sums between a carry and its new value; none if others are between."""
+    """Returns equations that replace the sums between a carry and its new value; none if other equations are between."""
     replaced: dict[int, list[Eqn]] = {}
     while jaxprs.is_in(new, producers):
         eqn = producers[new]
