@@ -98,7 +98,7 @@ def with_jvp(jax_rule: Rule, programs: Sequence[FindProgram]) -> Rule:
 
 
 def plain_carries(loop_tag: Tag, scan: ScanParams, argnums: Sequence[int]) -> Program | None:
-    """Returns a loop without known carries, whose lookups and invariant work are outside of it; None if that is the loop."""
+    """Returns a loop without constants and counters in its carry, with lookups and invariant work before it, or None."""
     rewritten = _plain_carries(scan, _have_tangents(scan, argnums))
     if rewritten is None:
         return None
@@ -203,7 +203,7 @@ def _linearization(results: Any, primals: Sequence[Any], argnums: Sequence[int])
         out_tangents = linear(*(ad.instantiate_zeros(tangents[i]) for i in argnums))
         return [_tangent(out, t) for out, t in zip(outs, out_tangents)]
 
-    others = [None] * (LINEARIZATION_PARTS - 4)
+    others = [None] * (LINEARIZATION_PARTS - 4)  # what newer versions of JAX return in addition
     return outs, list(map(is_smooth, outs)), jax.tree.leaves(linear), *others, linearized
 
 

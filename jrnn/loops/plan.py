@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from jrnn.errors import ScanError
 from jrnn.jaxprs.work import TooMuchWork
-from jrnn.loops.costs.bounds import BETWEEN, Bounds, uncertainty
+from jrnn.loops.costs.bounds import SHARE_OF_UNCERTAINTY, Bounds, uncertainty
 from jrnn.loops.costs.compilation import added_seconds
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.target import Target
@@ -113,7 +113,7 @@ def cheapest(
             reasons[candidate.label] = f"more than {size_in_words(max(max_bytes, 0))}"
         elif ratio > 1 - min_gain or saved_seconds < uncertainty(estimate, baseline.estimate):
             reasons[candidate.label] = "gains too little" if ratio < 1 else "slower"
-        elif lead_seconds > BETWEEN * uncertainty(estimate, best.estimate):
+        elif lead_seconds > SHARE_OF_UNCERTAINTY * uncertainty(estimate, best.estimate):
             best = candidate
     rejected = ((c, reasons.get(c.label, "slower")) for c in candidates if c is not best)
     return best, tuple(rejected)

@@ -18,7 +18,7 @@ MIN_GAIN = 0.08
 ELEMENTWISE_MIN_GAIN = 0.12
 SHORT_MIN_GAIN = 0.35
 # Of two candidates that may both replace the baseline, the one that changes more must save this part of the uncertainty.
-BETWEEN = 0.5
+SHARE_OF_UNCERTAINTY = 0.5
 # The bound of memory: `_FACTOR` times the memory of the baseline, and `SMALL_BYTES`. A candidate that is estimated to take
 # `_MUCH_FASTER` of the baseline's time may use `_FACTOR_MUCH_FASTER` times. A reverse loop is judged with its forward loop.
 _FACTOR = 1.1

@@ -82,7 +82,7 @@ class Loop:
 
     @functools.cached_property
     def sequential(self) -> frozenset[Var]:
-        """`on_carry`, the results of equations that must be computed in their place, and what follows from these."""
+        """The values that no split moves: `on_carry`, results of immovable equations, and what depends on these."""
         fixed = jaxprs.results(e for e in self.eqns if not primitives.is_movable(e))
         return self.on_carry.union(jaxprs.depends(self.eqns, fixed) if fixed else ())
 

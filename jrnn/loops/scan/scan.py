@@ -323,7 +323,7 @@ def _scan_until(call: ScanCall) -> Results:
     if call.until is None or not call.steps:
         return _scan_in_segments(call)
 
-    # JAX keeps the rule of the derivative, which must not keep the tracers of this call.
+    # JAX keeps the rule of the derivative for later calls: in it are no tracers of this call.
     options: ScanCall = call._replace(step=None, init=None, xs=None, until=None)
 
     def bounded(step: Callable[..., Any], carry: Any, xs: Any) -> Results:
