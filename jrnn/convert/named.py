@@ -28,6 +28,7 @@ def load_named(target: str, error: ErrorType, what: str = "NAME") -> Any:
         error: the type of error to raise if the module does not exist, raises an error, ends the process, or lacks the name.
         what: the word for NAME in messages.
 
+    >>> from jrnn.errors import JrnnError
     >>> load_named("math:floor", JrnnError)(2.5)
     2
     """

@@ -47,6 +47,7 @@ def parse_json(text: str | bytes, where: str, error: ErrorType, *, finite: bool 
         JrnnError: of type `error`, for what is not JSON, deeper than `DEEPEST`, an object with a key twice, a number of
             thousands of digits, one that is not finite, and half of a surrogate pair.
 
+    >>> from jrnn.errors import JrnnError
     >>> parse_json('{"a": [1, 2.5]}', "example", JrnnError)
     {'a': [1, 2.5]}
     """
@@ -116,6 +117,7 @@ def read_json(
 def record(cls: type[T], given: Any, where: str, error: ErrorType) -> T:
     """Returns a dataclass made from an object, each field `checked`; keys that are no fields are left out.
 
+    >>> from jrnn.errors import JrnnError
     >>> @dataclass
     ... class Size:
     ...     width: int
@@ -143,6 +145,7 @@ def checked(kind: Any, value: Any, where: str, error: ErrorType) -> Any:
         kind: int, float, str, bool, dict, a list or tuple of kinds, a dataclass, a `Literal`, a union, or Any; `Annotated`
             with `AtLeast` has bounds. An integer is also a float. A list stands for a tuple.
 
+    >>> from jrnn.errors import JrnnError
     >>> checked(tuple[int, ...], [1, 2], "sizes", JrnnError)
     (1, 2)
     """

@@ -173,7 +173,7 @@ def test_gradient_of_an_output_that_is_not_listed_stops():
     assert tangent == 0
     with pytest.warns(
         GradientWarning,
-        match=r"writes 'h_all' stops all .* only those of output 1 \('h_last'\) pass",
+        match=r"writes 'h_all' stops all .* only gradients of output 1 \('h_last'\) pass",
     ):
         assert not jax.vmap(slope, (0, None))(x[None], out[0].all).any()
     b.SumElements(out[0].all, "loss")
