@@ -22,4 +22,4 @@ g++ -std=c++17 -O1 -g -fsanitize=thread -Wno-psabi -I$source -DJRNN_KERNEL=base 
 "$objects/threads" "$objects/program"
 
 JRNN_KERNEL="$objects/libjrnn_loops.so" ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)" \
-    "$PYTHON" -m pytest -q tests/loops/test_native.py tests/loops/test_unrolled.py "$@"
+    "$PYTHON" -m pytest -q tests/loops/test_native.py tests/loops/test_unrolled.py tests/loops/test_lanes.py "$@"

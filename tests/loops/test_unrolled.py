@@ -124,7 +124,7 @@ def choosing(c, s, u):
 
 
 def wide(c, s, u):
-    return (s[0] * jnp.full(16, 0.5) + u, s[1]), s[0]
+    return (s[0] * jnp.full(1_000, 0.5) + u, s[1]), s[0]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def wide(c, s, u):
 )
 def test_loops_that_are_not_tiny_stay_as_they_are(step):
     c, init, xs = arguments("filter", 16_000)
-    init = (jnp.zeros(16), init[1]) if step is wide else init
+    init = (jnp.zeros(1_000), init[1]) if step is wide else init
     (plan,) = plans_of(lambda init, xs: jrnn.scan(functools.partial(step, c), init, xs), init, xs)
     assert plan.strategy != "unrolled"
 

@@ -143,6 +143,25 @@ class TinyLoopCycles(NamedTuple):
     seconds: float = 1 / 3.5e9
 
 
+class LaneCycles(NamedTuple):
+    """The cycles of loops over lanes by the kernel for CPUs, measured on returns, advantages, averages and resets of 4 to
+    64 lanes, 2,048 and 16,000 steps, in float32 and float64.
+
+    Attributes:
+        vector_bytes: of a vector.
+        recurrence: a vector of a carry of a step.
+        operation: a vector of an operation of a step.
+        selection: a vector of a reset of a carry, or of one that a mask holds.
+        max_bytes: of all lanes of a carry. Beyond, XLA's loop waits for memory as this one does.
+    """
+
+    vector_bytes: int = 64
+    recurrence: float = 10.0
+    operation: float = 4.5
+    selection: float = 6.0
+    max_bytes: int = 256
+
+
 class ChunkCosts(NamedTuple):
     """What a train step over matrix states in chunks costs.
 
@@ -203,3 +222,4 @@ TINY_LOOP = TinyLoopCycles()
 CHUNKS = ChunkCosts()
 COMPILATION = CompileSeconds()
 BRIEF_SECONDS = 3e-5  # of all steps of a loop that is left alone: planning it takes longer
+LANES = LaneCycles()

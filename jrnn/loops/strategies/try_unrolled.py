@@ -2,7 +2,8 @@
 
 A step of a few nanoseconds waits for the step before it, and for the iteration of its loop. Unrolled, it waits for that step
 alone. Steps that are affine in the carry with constant coefficients run in blocks that wait only for the carry before them,
-by the kernel for CPUs. docs/notes/cpu_log.md has the measurements.
+by the kernel for CPUs, and so do a few lanes whose carries are each affine in themselves (over_lanes.py).
+docs/notes/cpu_log.md has the measurements.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.loops.costs.bounds import ELEMENTWISE_MIN_GAIN
 from jrnn.loops.costs.constants import TINY_LOOP
 from jrnn.loops.costs.estimates import Estimator
-from jrnn.loops.costs.times import Estimate, Terms, estimate, total
+from jrnn.loops.costs.times import Estimate, Terms, estimate
 from jrnn.loops.costs.tiny_loops import block_cycles, operations, step_cycles
 from jrnn.loops.ir import Length, Loop, Results, Unsupported, Values
 from jrnn.loops.ir.description import Description, described
@@ -28,6 +29,7 @@ from jrnn.loops.passes import Moves
 from jrnn.loops.plan import Candidate
 from jrnn.loops.strategies.context import Context
 from jrnn.loops.strategies.nodes import Split, Steps
+from jrnn.loops.strategies.over_lanes import call_estimate, over_lanes
 
 if TYPE_CHECKING:
     from jrnn.loops.kernels.native.affine_call import AffineCall
@@ -111,20 +113,12 @@ class InBlocks:
 
     def estimate(self, estimator: Estimator) -> Estimate:
         loop = self.loop
-        call = self.affine
         whole = Steps(loop).estimate(estimator)
         cycles = self._cycles()
-        steps = jaxprs.extent(loop.length)
-        ys = jaxprs.variables(loop.ys)
-        stacked = {*call.encoded.stacks, *call.outs}.difference(loop.xs, ys)
-        kernel_terms = {"calls": steps * cycles * TINY_LOOP.seconds}
+        kernel_terms = {"calls": jaxprs.extent(loop.length) * cycles * TINY_LOOP.seconds}
         if estimator.is_small(loop, estimator.part(loop.eqns, loop.outputs)):
             kernel_terms = _scaled(whole, cycles / step_cycles(loop))
-        read = [*call.encoded.stacks, *ys, *call.sums.outer]
-        outer = estimator.part(call.outer_eqns, read, all_steps=True)
-        memory = whole.memory + steps * (estimator.sizes(stacked) + outer.peak_bytes)
-        outer_terms = outer.terms(estimator.machine, steps, memory, 1)
-        return estimate(total(kernel_terms, outer_terms), memory)
+        return call_estimate(estimator, self.affine, self.affine.sums.outer, kernel_terms)
 
     def _cycles(self) -> float:
         """Returns the cycles of a step."""
@@ -158,6 +152,9 @@ def try_unrolled(context: Context) -> Sequence[Candidate]:
         whole = node if node.loop is context.loop else Split(split_loop, node)
         label = "in blocks" if isinstance(node, InBlocks) else "unrolled"
         candidates.append(context.candidate(NAME, whole, label, ELEMENTWISE_MIN_GAIN))
+    lanes = over_lanes(context)
+    if lanes is not None:
+        candidates.append(context.candidate(NAME, lanes, "over lanes", ELEMENTWISE_MIN_GAIN))
     return candidates
 
 

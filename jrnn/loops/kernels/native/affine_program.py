@@ -160,8 +160,8 @@ def encoded(
 
     # The registers of a tile, and of one step.
     shared = (*constants, *literals)
-    tile = _numbered(*shared, *stacks, *results_before, *step.values, *results_after)
-    numbers = _numbered(*shared, *step.carry, *step.inputs, *results_affine)
+    tile = numbered(*shared, *stacks, *results_before, *step.values, *results_after)
+    numbers = numbered(*shared, *step.carry, *step.inputs, *results_affine)
 
     program = [jnp.dtype(step.dtype).itemsize, step.loop.length, step.loop.reverse]
     program.append(_STORED[step.stored])
@@ -194,5 +194,5 @@ def _results_of(instructions: Iterable[Instruction]) -> list[Key]:
     return [i.out for i in instructions]
 
 
-def _numbered(*keys: Key) -> dict[Key, int]:
+def numbered(*keys: Key) -> dict[Key, int]:
     return {key: i for i, key in enumerate(keys)}

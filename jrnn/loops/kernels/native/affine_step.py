@@ -162,7 +162,7 @@ def _sums(loop: Loop) -> Added:
     """Returns the carries that only add what other carries determine, or that are no numbers, and their values."""
     added = {}
     for i, values in added_to_carries(loop).items():
-        if not _is_read(loop, i):
+        if not is_read(loop, i):
             added[i] = values
     others = [v for i, v in enumerate(loop.carry) if i not in added]
     on_others = jaxprs.depends(loop.eqns, others)
@@ -172,7 +172,7 @@ def _sums(loop: Loop) -> Added:
     return added
 
 
-def _is_read(loop: Loop, i: int) -> bool:
+def is_read(loop: Loop, i: int) -> bool:
     """Returns True if a step reads a carry that only adds for anything but its own sum."""
     reached = jaxprs.depends(loop.eqns, [loop.carry[i]])
     others = [*loop.outputs[:i], *loop.outputs[i + 1 :]]

@@ -35,7 +35,7 @@ from jrnn.loops.kernels.native.operations import (
 from jrnn.loops.kernels.native.stages import fuse_additions, schedule
 from jrnn.loops.kernels.native.steps import Collector
 
-FORMAT = 4  # decode.h has the same number
+FORMAT = 5  # decode.h has the same number
 _DTYPES = ("float", "bool", "bfloat16")
 # The order of the instructions in elements.h.
 # fmt: off

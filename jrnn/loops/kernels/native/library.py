@@ -26,6 +26,7 @@ from jrnn.loops.kernels.native.encoder import FORMAT
 TARGET = "jrnn_loop"
 SUM = "jrnn_sum"
 AFFINE = "jrnn_affine"
+LANES = "jrnn_lanes"
 _BUILT = Path(__file__).parent / (
     "libjrnn_loops." + ("dylib" if sys.platform == "darwin" else "so")
 )
@@ -65,7 +66,7 @@ def loaded() -> Library:
         if built // 1000 != ours // 1000 or built > ours:
             return Library(reason=f"{PATH} was built for a newer jaxlib; install jrnn again")
         names = tuple(library.jrnn_instruction_sets().decode().split(","))
-        for name in (TARGET, SUM, AFFINE):
+        for name in (TARGET, SUM, AFFINE, LANES):
             jax.ffi.register_ffi_target(
                 name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu"
             )

@@ -6,7 +6,7 @@
 
 namespace jrnn {
 
-constexpr int64_t kFormat = 4;  // the number in encoder.py
+constexpr int64_t kFormat = 5;  // the number in encoder.py
 
 struct Decoded {
   Program program{};

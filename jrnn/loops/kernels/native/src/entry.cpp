@@ -114,6 +114,53 @@ ffi::Error affine(ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Span<co
   return ffi::Error(ffi::ErrorCode::kResourceExhausted, "jrnn's kernel of a loop: no memory");
 }
 
+// The integers: bytes of an element, the first fields of LaneLoop, recurrences, instructions, and stored registers.
+ffi::Error lanes(ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Span<const int64_t> program,
+                 ffi::Span<const double> literals, int64_t level) try {
+  LaneLoop a{};
+  int64_t bytes = 0;
+  std::initializer_list<int64_t*> fields = {&bytes,    &a.steps,   &a.reverse, &a.lanes,     &a.constants,
+                                            &a.stacks, &a.carries, &a.outs,    &a.registers, &a.count,  &a.once};
+  const int64_t *at = program.begin(), *end = at + program.size();
+  bool fits = program.size() >= fields.size();
+  for (int64_t* field : fields)
+    if (fits) *field = *at++;
+  fits = fits && (bytes == 4 || bytes == 8) && a.lanes > 0 && args.size() == size_t(a.constants + a.carries + a.stacks) &&
+         rets.size() == size_t(a.carries + a.outs) && end - at == 15 * a.carries + 5 * a.count + a.outs;
+  if (!fits) return invalid("a loop over lanes is not of this version");
+  std::vector<Recurrence> recurrences;
+  for (int64_t i = 0; i < a.carries; i++, at += 15)
+    recurrences.push_back({at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7], at[8], at[9], at[10], at[11], at[12], at[13],
+                           at[14]});
+  std::vector<Instruction> instructions;
+  for (int64_t i = 0; i < a.count; i++, at += 5)
+    instructions.push_back({int32_t(at[0]), int32_t(at[1]), int32_t(at[2]), int32_t(at[3]), int32_t(at[4])});
+  const std::vector<int32_t> registers(at, end);
+  a.instructions = instructions.data(), a.recurrences = recurrences.data(), a.out_at = registers.data();
+  a.literals = literals.size(), a.literal_values = literals.begin();
+  std::vector<const void*> arrays;
+  std::vector<void*> out;
+  const std::unique_ptr<bool[]> is_number(new bool[a.constants + 1]);
+  const int64_t row = bytes * a.lanes;
+  for (int64_t i = 0; fits && i < a.constants; i++) {
+    const auto array = args.get<ffi::AnyBuffer>(i);
+    is_number[i] = array.has_value() && array->size_bytes() == size_t(bytes);
+    fits = add_arrays(args, i, 1, is_number[i] ? bytes : row, arrays);
+  }
+  fits = fits && add_arrays(args, a.constants, a.carries, row, arrays) &&
+         add_arrays(args, arrays.size(), a.stacks, row * a.steps, arrays) && add_arrays(rets, 0, a.carries, row, out) &&
+         add_arrays(rets, out.size(), a.outs, row * a.steps, out);
+  if (!fits) return invalid("an array of a loop over lanes has the wrong size");
+  a.is_number = is_number.get(), a.arrays = arrays.data(), a.out = out.data();
+  const Kernel* kernel = kernel_for(level, bytes);
+  const Memory memory(kernel->lanes_bytes(a));
+  if (!memory) return ffi::Error(ffi::ErrorCode::kResourceExhausted, "jrnn's kernel of a loop: no memory");
+  kernel->lanes(a, memory.at(0));
+  return ffi::Error::Success();
+} catch (const std::bad_alloc&) {
+  return ffi::Error(ffi::ErrorCode::kResourceExhausted, "jrnn's kernel of a loop: no memory");
+}
+
 ffi::Error run(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Span<const int64_t> program,
                ffi::Span<const double> literals, int64_t level, int64_t threads) try {
   auto call = std::make_shared<Call>();
@@ -190,6 +237,18 @@ JRNN_EXPORT XLA_FFI_Error* jrnn_affine(XLA_FFI_CallFrame* frame) {
                              .Attr<ffi::Span<const double>>("literals")
                              .Attr<int64_t>("level")
                              .To(jrnn::affine)
+                             .release();
+  return handler->Call(frame);
+}
+
+JRNN_EXPORT XLA_FFI_Error* jrnn_lanes(XLA_FFI_CallFrame* frame) {
+  static auto* handler = ffi::Ffi::Bind()
+                             .RemainingArgs()
+                             .RemainingRets()
+                             .Attr<ffi::Span<const int64_t>>("program")
+                             .Attr<ffi::Span<const double>>("literals")
+                             .Attr<int64_t>("level")
+                             .To(jrnn::lanes)
                              .release();
   return handler->Call(frame);
 }

@@ -3,6 +3,7 @@
 //
 // It includes nothing of the C++ library, whose inline functions the linker would share with code for other sets.
 #include "affine.h"
+#include "affine_lanes.h"
 #include "product.h"
 #include "reductions.h"
 #include "sums.h"
@@ -62,9 +63,9 @@ extern const Kernel JRNN_JOINED(kernel_f32_, JRNN_KERNEL);
 extern const Kernel JRNN_JOINED(kernel_f64_, JRNN_KERNEL);
 const Kernel JRNN_JOINED(kernel_f32_, JRNN_KERNEL) = {
     JRNN_STRING(JRNN_KERNEL), 4, kPanel<float>, kTile, pack_panels<float>, run<float>,
-    sum_products<float>, sum_bytes<float>, affine<float>, affine_bytes<float>, is_of_steps};
+    sum_products<float>, sum_bytes<float>, affine<float>, affine_bytes<float>, is_of_steps, lanes<float>, lanes_bytes<float>};
 const Kernel JRNN_JOINED(kernel_f64_, JRNN_KERNEL) = {
     JRNN_STRING(JRNN_KERNEL), 8, kPanel<double>, kTile, pack_panels<double>, run<double>,
-    sum_products<double>, sum_bytes<double>, affine<double>, affine_bytes<double>, is_of_steps};
+    sum_products<double>, sum_bytes<double>, affine<double>, affine_bytes<double>, is_of_steps, lanes<double>, lanes_bytes<double>};
 
 }  // namespace jrnn

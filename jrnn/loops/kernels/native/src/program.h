@@ -85,6 +85,34 @@ struct AffineLoop {
   void* const* out;           // carries after it, sums, stacks
 };
 
+// A carry of a loop over lanes, and what makes its next value of it, in this order; -1 for what is not there. Registers but for
+// `before_it` and flags.
+struct Recurrence {
+  int64_t before_it;                   // instructions of a tile before it
+  int64_t is_shift;                    // whether the new carry is another value, `after`
+  int64_t added;                       // carry + added
+  int64_t reset, reset_where, fresh;   // `fresh` where `reset` is true, or is false
+  int64_t coefficient, offset;         // coefficient * that + offset; the old carry for -2
+  int64_t choice, choice_where, chosen;  // `chosen` where `choice` is true, or is false; the old carry for -1
+  int64_t before, after;               // the carry before and after each step
+  int64_t stores_before, stores_after;
+};
+
+// A loop over lanes, as instructions on tiles. Registers: constants, literals, what is computed of these once, stacks, then
+// results of each tile.
+struct LaneLoop {
+  int64_t steps, reverse, lanes;
+  int64_t constants, stacks, carries, outs, registers, count, once;  // count, once: instructions
+  const Instruction* instructions;  // those that run once, those of each recurrence, then those after all of them
+  const Recurrence* recurrences;    // in the order of the carries
+  const int32_t* out_at;            // registers that are stored
+  const bool* is_number;            // for each constant, whether all lanes have the same number
+  int64_t literals;
+  const double* literal_values;
+  const void* const* arrays;  // constants, carries before the loop, stacks
+  void* const* out;           // carries after it, stacks
+};
+
 // What is compiled once for each instruction set and type.
 struct Kernel {
   const char* name;
@@ -103,6 +131,9 @@ struct Kernel {
   void (*affine)(const AffineLoop&, void* memory);
   int64_t (*affine_bytes)(const AffineLoop&);
   bool (*is_of_steps)(int32_t op);  // whether the affine part may have it
+  // Runs a loop over lanes; `memory` has `lanes_bytes`.
+  void (*lanes)(const LaneLoop&, void* memory);
+  int64_t (*lanes_bytes)(const LaneLoop&);
 };
 
 }  // namespace jrnn
