@@ -72,8 +72,6 @@ _OPERATORS: dict[Any, str] = {
     ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Pow: "Pow",
     "max": "Max", "min": "Min", "mod": "Mod", "floordiv": "Div",
 }  # fmt: skip
-
-
 _NOT_FOLDED = ("scan", "while", "cond", "recurrent_layer", "dim_as_value")
 
 

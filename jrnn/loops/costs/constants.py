@@ -64,6 +64,7 @@ class EquationCosts(NamedTuple):
         solver_operations: an operation of a solver on small matrices, in operations of a product.
         batched_systems: many triangular systems at once, which JAX does not give to LAPACK, over the time of one each.
         transposed: a product x W^T in a loop, over the time of x W.
+        transposing: a stacked array that is transposed, over the time to read it: [64, 256, 32] takes 0.2 ms with XLA 0.12.
         one_row_fraction: XLA before jaxlib 0.12 writes small products of one row itself: the part of what a tiny product
             costs more. With jax 0.10.2 [1, 32] by [32, 32] takes 113 ns, of 222 that would be estimated.
         own_cache: the rate of a core's own cache over a shared cache's.
@@ -98,6 +99,7 @@ class EquationCosts(NamedTuple):
     solver_operations: float = 30
     batched_systems: float = 10
     transposed: float = 1.25
+    transposing: float = 5.0
     one_row_fraction: float = 0.5
     own_cache: float = 2
     vector_elements: int = 8
@@ -153,6 +155,9 @@ class LaneCycles(NamedTuple):
         operation: a vector of an operation of a step.
         selection: a vector of a reset of a carry, or of one that a mask holds.
         max_bytes: of all lanes of a carry. Beyond, XLA's loop waits for memory as this one does.
+        max_lanes: of a carry that the kernel runs.
+        max_equations: of a step that is read.
+        min_steps: of a loop that is worth a call.
     """
 
     vector_bytes: int = 64
@@ -160,6 +165,9 @@ class LaneCycles(NamedTuple):
     operation: float = 4.5
     selection: float = 6.0
     max_bytes: int = 256
+    max_lanes: int = 1_024
+    max_equations: int = 100
+    min_steps: int = 16
 
 
 class ChunkCosts(NamedTuple):

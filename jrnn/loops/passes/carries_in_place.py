@@ -34,7 +34,7 @@ from jrnn.loops.ir import Loop
 _WRITES = ("dynamic_update_slice", "scatter", "scatter-add")
 _ADDED_WRITES = ("dynamic_update_slice", "scatter-add")  # into zeros: what JAX makes of reads
 _READS = ("slice", "dynamic_slice", "gather")
-_MIN_ELEMENTS = 1  # of a carry: a smaller one is copied in the time of a kernel
+_MIN_ELEMENTS = 128  # of a carry: a smaller one is copied in the time of a kernel
 
 
 def update_in_place(loop: Loop) -> Loop:

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from jrnn.loops.kernels.native.affine_call import AffineCall
     from jrnn.loops.kernels.native.lane_call import LaneCall
 
-_MAX_EQUATIONS = 100
-_MIN_STEPS = 16
-
 
 @dataclass(frozen=True)
 class OverLanes:
@@ -99,9 +96,9 @@ def over_lanes(context: Context) -> OverLanes | None:
 
     loop = context.loop
     target = context.target
-    if target.devices > 1 or target.exported or len(loop.eqns) > _MAX_EQUATIONS:
+    if target.devices > 1 or target.exported or len(loop.eqns) > LANES.max_equations:
         return None
-    if not jaxprs.is_known(loop.length) or loop.length < _MIN_STEPS:
+    if not jaxprs.is_known(loop.length) or loop.length < LANES.min_steps:
         return None
     arrays = [v for v in loop.carry if v.aval.shape]
     if not arrays or max(jaxprs.nbytes(v) for v in arrays) > LANES.max_bytes:

@@ -38,7 +38,7 @@ from jrnn.loops.passes.sums import linear_region
 BLOCK = 16  # steps
 _MAX_CARRIES = 8
 _MAX_RESPONSES = 64  # of a value to an input: their matrices stay in the first-level cache
-_MAX_INSTRUCTIONS = 200
+MAX_INSTRUCTIONS = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,8 +205,8 @@ def affine_call(
         after=list(map(Instruction.of, after)),
         recurrence=len(recurrence),
     )
-    if sum(map(len, instructions[:3])) > _MAX_INSTRUCTIONS:
-        raise Unsupported(f"the step has more than {_MAX_INSTRUCTIONS} operations")
+    if sum(map(len, instructions[:3])) > MAX_INSTRUCTIONS:
+        raise Unsupported(f"the step has more than {MAX_INSTRUCTIONS} operations")
     program = encoded(step, instructions, coefficients, summands, outs)
 
     varying = loop.varying

@@ -20,6 +20,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var
 from jrnn.loops.ir import Loop, Results, Unsupported
 from jrnn.loops.kernels.native import library
+from jrnn.loops.kernels.native.affine_call import MAX_INSTRUCTIONS
 from jrnn.loops.kernels.native.affine_program import (
     Encoded,
     Instruction,
@@ -31,8 +32,6 @@ from jrnn.loops.kernels.native.affine_program import (
 from jrnn.loops.kernels.native.affine_step import Equations, Variables
 from jrnn.loops.kernels.native.encoder import OPCODES
 from jrnn.loops.kernels.native.lane_step import OLD, LaneStep, Recurrence, lane_step
-
-_MAX_INSTRUCTIONS = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,8 +222,8 @@ def _encoded(step: LaneStep, parts: _Parts, outs: Variables) -> Encoded:
         if part.recurrence.shifted is None:
             results[part.after] = None
     instructions += parts.after
-    if len(instructions) > _MAX_INSTRUCTIONS:
-        raise Unsupported(f"the step has more than {_MAX_INSTRUCTIONS} operations")
+    if len(instructions) > MAX_INSTRUCTIONS:
+        raise Unsupported(f"the step has more than {MAX_INSTRUCTIONS} operations")
     once = _of_constants(instructions, step)
     results_once = [i.out for i in once]
     instructions = [*once, *(i for i in instructions if i not in once)]

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
+from jrnn.loops.costs.constants import LANES
 from jrnn.loops.ir import Loop, Unsupported
 from jrnn.loops.kernels.native.affine_program import Instruction, Key, key_of, operation_of
 from jrnn.loops.kernels.native.affine_step import Added, Equations, Variables, is_read
@@ -22,7 +23,6 @@ from jrnn.loops.passes.sums import added_to_carries
 
 OLD = "the old carry"
 _MINUS = repr(-1.0)
-_MAX_LANES = 1_024
 
 
 @dataclass
@@ -205,8 +205,10 @@ def lane_step(loop: Loop) -> LaneStep:
     shape = arrays[0].shape
     dtype = arrays[0].dtype
     lanes = jaxprs.elements(shape)
-    if dtype not in (jnp.float32, jnp.float64) or not 1 < lanes <= _MAX_LANES:
-        raise Unsupported(f"a carry is {arrays[0].str_short()}, not up to {_MAX_LANES} numbers")
+    if dtype not in (jnp.float32, jnp.float64) or not 1 < lanes <= LANES.max_lanes:
+        raise Unsupported(
+            f"a carry is {arrays[0].str_short()}, not up to {LANES.max_lanes} numbers"
+        )
 
     sums = {}
     for i, v in enumerate(loop.carry):
