@@ -224,10 +224,8 @@ def latent(c: LatentConfig, kind: type[Latent] = Latent, **more: Any) -> Latent:
 
 def delta_of(c: LatentConfig, **more: Any) -> Kda:
     own = dict(c.linear_attn_config or ())
-    sizes = (
-        own.get("num_heads", c.linear_num_heads or 32),
-        own.get("head_dim", c.linear_head_dim or 128),
-    )
+    heads = own.get("num_heads", c.linear_num_heads or 32)
+    sizes = (heads, own.get("head_dim", c.linear_head_dim or 128))
     taps = own.get("short_conv_kernel_size", c.linear_conv_kernel_dim)
     return Kda(c.hidden_size, *sizes, taps, c.hidden_act, c.rms_norm_eps, **more)
 
@@ -439,10 +437,7 @@ GLM5 = {
     "first_k_dense_replace": 3,
 }
 # the layer that predicts several tokens at once
-AFTER_LAST = (
-    "model.layers.45.",
-    "model.language_model.layers.45.",
-)
+AFTER_LAST = ("model.layers.45.", "model.language_model.layers.45.")
 GLM5_NAMES = RENAMED | {"head_dim": ""}  # of rotary positions, which there are not
 GLM5_NEXT = Family(
     "glm5_next_text", Glm5Config, glm5_next, GLM5_NAMES, unused=AFTER_LAST, defaults=GLM5
