@@ -148,7 +148,7 @@ def gru_forward(x: Array, weights: StackWeights, hidden: Array) -> tuple[Array, 
     _check(x, weights, hidden)
     inputs = []
     hiddens = []
-    kept = []
+    gates_of_layers = []
     last = []
     for k, start in enumerate(hidden):
         W3, U3, bW3, bU3 = weights.layer(k)
@@ -160,9 +160,9 @@ def gru_forward(x: Array, weights: StackWeights, hidden: Array) -> tuple[Array, 
         inputs.append(x)
         end, (x, before, gates) = scan(step, start, x @ W3.T + bW3[None])
         hiddens.append(before)
-        kept.append(gates)
+        gates_of_layers.append(gates)
         last.append(end)
-    return x, jnp.stack(last), Cache(tuple(inputs), tuple(hiddens), tuple(kept))
+    return x, jnp.stack(last), Cache(tuple(inputs), tuple(hiddens), tuple(gates_of_layers))
 
 
 def gru_backward(
@@ -195,8 +195,8 @@ def gru_backward(
     for k in reversed(range(len(cache.inputs))):
         W3, U3, _, _ = weights.layer(k)
 
-        def step(dh: Array, kept: tuple, U3=U3) -> tuple[Array, tuple]:
-            dy, h, gates = kept
+        def step(dh: Array, step_values: tuple, U3=U3) -> tuple[Array, tuple]:
+            dy, h, gates = step_values
             dh, dwx, duh = _retreat(dh + dy, h, U3, gates)
             return dh, (dwx, duh)
 

@@ -360,8 +360,8 @@ def _read(
     """The vector that the new S is multiplied with, the forms of its labels, the product, and the labels of its axes."""
     new = loop.carry_out[0]
     made, _ = jaxprs.needed(loop.eqns, [new], {*known, *loop.carry})
-    is_made = set(map(id, made))
-    rest = [equation for equation in loop.eqns if id(equation) not in is_made]
+    made_ids = set(map(id, made))
+    rest = [equation for equation in loop.eqns if id(equation) not in made_ids]
     forms = Forms((new,), rest, known, {})
     forms.walk()
     late, used = jaxprs.needed(rest, loop.ys, {*known, *forms.readouts})

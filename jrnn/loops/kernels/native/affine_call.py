@@ -9,16 +9,16 @@ Shapes: T time.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Eqn, Var
-from jrnn.loops.ir import Loop, Results, Unsupported
+from jrnn.jaxprs import Atom, Env, Eqn, Var
+from jrnn.loops.ir import Loop, Results, Unsupported, Values
 from jrnn.loops.kernels.native import library
 from jrnn.loops.kernels.native.affine_program import (
     OF_STEPS,
@@ -102,19 +102,68 @@ class AffineCall:
         last = dict(zip(step.carries, out))
         totals = dict(zip(sums.inner, out[len(carry) :]))
         stacked.update(zip(self.outs, out[n_numbers:]))
-        jaxprs.over_time(loop.eqns, jaxprs.variables([*loop.ys, *sums.outer]), env, stacked)
-        for v in sums.outer:
-            totals[v] = jnp.sum(jaxprs.stack(v, env, stacked, length), 0)
-        jaxprs.evaluate(sums.eqns, totals)
-        for i, atoms in step.sums.items():
-            last[i] = init[i]
-            for atom in atoms:
-                if jaxprs.is_literal(atom):
-                    last[i] = last[i] + length * jaxprs.value({}, atom)
-                else:
-                    last[i] = last[i] + totals[atom]
-        ys = [jaxprs.stack(a, env, stacked, length) for a in loop.ys]
-        return jaxprs.take(last, range(len(init))), ys
+        return results_after_call(
+            loop,
+            SummedCarries(step.sums, sums.outer, sums.eqns, totals),
+            init=init,
+            last=last,
+            length=length,
+            env=env,
+            stacked=stacked,
+        )
+
+
+class SummedCarries(NamedTuple):
+    """Carries that only add.
+
+    Attributes:
+        added: the values that are added to each, by its position.
+        outer: the values that are summed after the call.
+        eqns: linear equations from sums to others.
+        totals: the sums of the kernel; gets the others.
+    """
+
+    added: Mapping[int, Sequence[Atom]]
+    outer: Sequence[Var]
+    eqns: Sequence[Eqn]
+    totals: Env
+
+
+def results_after_call(
+    loop: Loop,
+    sums: SummedCarries,
+    *,
+    init: Values,
+    last: dict[int, Array],
+    length: int,
+    env: Env,
+    stacked: Env,
+) -> Results:
+    """Returns the results of a loop after a call of the kernel: computes the rest of all steps, and what carries add up.
+
+    Args:
+        loop: the loop.
+        sums: its carries that only add.
+        init: the first carries.
+        last: the last carries that the kernel computes, by their positions.
+        length: the number of steps.
+        env: the values of constants.
+        stacked: the values of all steps, of inputs and of the kernel.
+    """
+    targets = jaxprs.variables([*loop.ys, *sums.outer])
+    jaxprs.over_time(loop.eqns, targets, env, stacked)
+    for v in sums.outer:
+        sums.totals[v] = jnp.sum(jaxprs.stack(v, env, stacked, length), 0)
+    jaxprs.evaluate(sums.eqns, sums.totals)
+    for i, atoms in sums.added.items():
+        last[i] = init[i]
+        for atom in atoms:
+            if jaxprs.is_literal(atom):
+                last[i] = last[i] + length * jaxprs.value({}, atom)
+            else:
+                last[i] = last[i] + sums.totals[atom]
+    ys = [jaxprs.stack(a, env, stacked, length) for a in loop.ys]
+    return jaxprs.take(last, range(len(init))), ys
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,11 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var
 from jrnn.loops.ir import Loop, Results, Unsupported
 from jrnn.loops.kernels.native import library
-from jrnn.loops.kernels.native.affine_call import MAX_INSTRUCTIONS
+from jrnn.loops.kernels.native.affine_call import (
+    MAX_INSTRUCTIONS,
+    SummedCarries,
+    results_after_call,
+)
 from jrnn.loops.kernels.native.affine_program import (
     Encoded,
     Instruction,
@@ -106,20 +110,15 @@ class LaneCall:
             totals[v] = total.reshape(step.shape)
         for v, rows in zip(self.outs, out[n_carries:]):
             stacked[v] = rows.reshape(length, *step.shape)
-        targets = jaxprs.variables([*loop.ys, *self.outer_sums])
-        jaxprs.over_time(loop.eqns, targets, env, stacked)
-        for v in self.outer_sums:
-            totals[v] = jnp.sum(jaxprs.stack(v, env, stacked, length), 0)
-        jaxprs.evaluate(self.sum_eqns, totals)
-        for i, atoms in step.sums.items():
-            last[i] = init[i]
-            for atom in atoms:
-                if jaxprs.is_literal(atom):
-                    last[i] = last[i] + length * jaxprs.value({}, atom)
-                else:
-                    last[i] = last[i] + totals[atom]
-        ys = [jaxprs.stack(a, env, stacked, length) for a in loop.ys]
-        return jaxprs.take(last, range(len(init))), ys
+        return results_after_call(
+            loop,
+            SummedCarries(step.sums, self.outer_sums, self.sum_eqns, totals),
+            init=init,
+            last=last,
+            length=length,
+            env=env,
+            stacked=stacked,
+        )
 
     def _rows(self, stack: Array, length: int) -> Array:
         """Returns the values of all steps, [T, M]; numbers of steps are the same for all lanes."""
