@@ -24,6 +24,7 @@ BITS = dict.fromkeys(
     ("mulhi", "clz", "population_count", "nextafter", "bitcast_convert_type"),
     "no operator reads the bits of numbers",
 )
+BY_BITS = dict.fromkeys(("le_to", "lt_to"), "no operator compares numbers by their bits")
 SHIFTS = ("shift_left", "shift_right_arithmetic", "shift_right_logical")
 SERIES = ("igamma", "igamma_grad_a", "igammac", "polygamma", "regularized_incomplete_beta", "zeta")
 BESSEL = ("bessel_i0e", "bessel_i1e")
@@ -41,7 +42,9 @@ NO_ENCLOSURE = {
 }
 NO_INSTRUCTION = {
     **COMPLEX,
-    **dict.fromkeys((*BITS, *SHIFTS), "the kernel computes floating-point numbers and booleans"),
+    **dict.fromkeys(
+        (*BITS, *SHIFTS, *BY_BITS), "the kernel computes floating-point numbers and booleans"
+    ),
     **dict.fromkeys((*SERIES, *BESSEL, *GAMMA), "no cell has it"),
     **dict.fromkeys(("sinh", "cosh", "asin", "acos", "atan", "atan2"), "no cell has it"),
     **dict.fromkeys(("asinh", "acosh", "atanh", "cbrt", "erfc", "erf_inv"), "no cell has it"),
@@ -52,7 +55,7 @@ AS_AN_ADDITION = {  # without a cost of their own
     **dict.fromkeys(("add", "add_any", "sub", "neg", "mul", "square", "abs", "sign"), "one"),
     **dict.fromkeys(("one_minus_square", "integer_pow", "polynomial"), "a few products"),
     **dict.fromkeys(("max", "min", "clamp", "select_n", "ceil", "floor", "round"), "one"),
-    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "is_finite"), "one"),
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "is_finite", *BY_BITS), "one"),
     **dict.fromkeys(("and", "or", "xor", "not", *SHIFTS, *BITS), "one"),
     **dict.fromkeys(("convert_element_type", "reduce_precision", *COMPLEX), "one"),
 }
@@ -66,7 +69,7 @@ KERNEL = {
     *primitives.where(lambda row: row.copies),
 }
 ROOMS = {
-    "Caffe2": (CAFFE2.keys() | DEFINED, NO_OPERATOR | BITS | COMPLEX),
+    "Caffe2": (CAFFE2.keys() | DEFINED, NO_OPERATOR | BITS | BY_BITS | COMPLEX),
     "Newton's enclosure": (
         _RULES.keys() | primitives.where(lambda row: row.slope is not None) | DEFINED,
         NO_ENCLOSURE,

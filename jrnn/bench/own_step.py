@@ -27,7 +27,7 @@ from jrnn.convert.named import load_named
 from jrnn.errors import ScanError, UsageError
 from jrnn.files.progress import Heartbeat
 from jrnn.jaxprs.arguments import arguments_of, required
-from jrnn.loops import EXECUTORS, scan
+from jrnn.loops import COMPARED_EXECUTORS, scan
 from jrnn.loops.compile import ON_CPU
 from jrnn.loops.ir import observers
 
@@ -287,8 +287,10 @@ def _loaded(target: str, feeds: Mapping[str, Any]) -> OwnStep:
 def _measured(own: OwnStep, options: SuiteOptions) -> StepReport:
     executors = options.peers
     modes = options.chosen("modes", MODES)
-    check_names("executor", executors or (), dict.fromkeys([JAX, *EXECUTORS, "chunks", *ON_CPU]))
-    names = dict.fromkeys([JAX, *(EXECUTORS if executors is None else executors)])
+    check_names(
+        "executor", executors or (), dict.fromkeys([JAX, *COMPARED_EXECUTORS, "chunks", *ON_CPU])
+    )
+    names = dict.fromkeys([JAX, *(COMPARED_EXECUTORS if executors is None else executors)])
     jax.eval_shape(own.by(JAX), own.init, own.xs)  # raises the errors of `jax.lax.scan`
     jax.jit(jnp.cumsum).lower(jnp.ones(3)).compile()  # starts the compiler
     records: list[StepRecord] = []

@@ -11,7 +11,7 @@ from typing import Any
 
 from jrnn.bench.sizes import CELLS, MODES
 from jrnn.cli import nets, tools, training
-from jrnn.loops import EXECUTORS
+from jrnn.loops import COMPARED_EXECUTORS
 from jrnn.version import __version__
 
 NET_OR_PACKAGE = (
@@ -345,7 +345,7 @@ def _bench(p: _Options) -> None:
     p.option("--sizes", "TxNxDxH,...", what, _names)
     what = (
         "the programs to measure (default: all that can run here); for your own step, lax.scan and executors (default: "
-        f"{', '.join(EXECUTORS)})"
+        f"{', '.join(COMPARED_EXECUTORS)})"
     )
     p.option("--peers", "A,B", what, _names)
     p.option(

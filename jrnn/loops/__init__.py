@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from jrnn.lazy import attributes
 from jrnn.loops import install
 from jrnn.loops.newton import Newton, ScanStatistics
-from jrnn.loops.scan.executors import EXECUTORS
+from jrnn.loops.scan.executors import COMPARED_EXECUTORS
 from jrnn.loops.scan.scan import scan
 from jrnn.loops.wrappers.compiled_calls import compiled_once
 from jrnn.loops.wrappers.recompute import Recompute, hashable

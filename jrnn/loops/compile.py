@@ -33,7 +33,13 @@ from jrnn.loops.ir import (
     checked_passes,
     planning,
 )
-from jrnn.loops.passes import Moves, compose_views, reads_rows, split, transpose_constant_rhs
+from jrnn.loops.passes import (
+    NOTHING_MOVES,
+    compose_views,
+    reads_rows,
+    split,
+    transpose_constant_rhs,
+)
 from jrnn.loops.passes.canonical import SIMPLIFICATIONS, reads_array_literals
 from jrnn.loops.passes.canonical.axis_order import AxisOrder, normalize_axes
 from jrnn.loops.passes.canonical.constant_carries import eliminate_carries
@@ -139,7 +145,8 @@ def _compile(loop: Loop, target: Target, options: Options, provenance: Provenanc
         form = _with_transposed_constants(form, baseline, target)
 
     # 4. On accelerators, the chunkwise form is as fast in a loop that is not differentiated, and has the same values.
-    if not target.is_estimated and provenance.written_reverse is None and options.memory is None:
+    may_run_in_chunks = not target.is_estimated and options.memory is None
+    if may_run_in_chunks and not provenance.is_differentiated:
         tangents = tuple(is_smooth(v.aval) for v in form.inputs)
         plan = plan_to_differentiate(ScanParams.of_loop(form), target, options, tangents)
         if plan is not None and plan.node is not None:
@@ -274,7 +281,7 @@ def _with_transposed_constants(loop: Loop, baseline: Candidate, target: Target) 
         return loop
     seconds = []
     for form in (loop, transposed):
-        split_loop = split(form, moves=Moves())
+        split_loop = split(form, moves=NOTHING_MOVES)
         node = Split(split_loop, Steps(split_loop.residual))
         seconds.append(node.estimate(Estimator(form, target.machine)).seconds)
     before, after = seconds

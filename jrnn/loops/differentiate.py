@@ -233,7 +233,7 @@ def _with_fewer_residuals(
     alone = replace(scan, length=None, reverse=False)
     options, provenance = old_tag
     step = step_with_fewer_residuals(alone, stacks, options.recompute, options.verify)
-    if provenance.written_reverse is None:
+    if not provenance.is_differentiated:
         consts, _, xs = scan.partition(jaxprs.jaxpr_of(scan.jaxpr).invars)
         with_gradients = [v for v, nonzero in zip(consts, gradients_of) if nonzero]
         provenance = Provenance(

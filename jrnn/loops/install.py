@@ -48,7 +48,7 @@ def install() -> None:
             platform: functools.partial(lower, of_jax.lower_scan, platform)
             for platform in PLATFORMS
         }
-        jax_internals.leave_out_of_programs(TAG)
+        jax_internals.omit_metadata_when_lowering(TAG)
         rules = LoopRules(of_jax.lower_scan, lower_while, jvp, linearize)
         jax_internals.replace_rules(rules, lower_by_platform)
         jax_internals.fix_rules(

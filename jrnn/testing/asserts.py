@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import ScanError
-from jrnn.loops import EXECUTORS, scan
+from jrnn.loops import COMPARED_EXECUTORS, scan
 from jrnn.nets.cells import Cell
 from jrnn.nets.ir import Net
 from jrnn.nets.lowering import run_net
@@ -258,7 +258,7 @@ def _ways_of_step(
         yield "by jax.lax.scan", _with_gradients(layer)(*arguments, None)
     bound = step if params is None else (lambda carry, x: step(params, carry, x))
     ways: dict[str, Results] = {}
-    for name in EXECUTORS:
+    for name in COMPARED_EXECUTORS:
         try:
             jax.eval_shape(
                 lambda state, xs, name=name: scan(bound, state, xs, lengths=ends, executor=name),

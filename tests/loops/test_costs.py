@@ -27,7 +27,7 @@ from jrnn.loops.costs.times import Estimate
 from jrnn.loops.derivatives import residuals
 from jrnn.loops.derivatives.residuals import min_cut
 from jrnn.loops.ir import observers, traced_loops
-from jrnn.loops.passes import Moves, movable, split
+from jrnn.loops.passes import NOTHING_MOVES, movable, split
 from jrnn.loops.plan import Candidate, cheapest
 from jrnn.loops.strategies import try_split
 from jrnn.loops.strategies.nodes import Split, Steps
@@ -829,7 +829,7 @@ def test_scalars_that_leave_a_loop_may_make_it_too_large_for_one_kernel(monkeypa
     explained = plan(20)
     assert explained.chosen.label == "lax.scan", explained.comparison
     loop = explained.loop
-    estimator, split_loop = Estimator(loop, older), split(loop, moves=Moves())
+    estimator, split_loop = Estimator(loop, older), split(loop, moves=NOTHING_MOVES)
     small = [
         estimator.is_small(of, estimator.part(of.eqns, of.outputs))
         for of in (loop, split_loop.residual)
@@ -889,7 +889,7 @@ def test_what_a_loop_draws_is_not_drawn_again_for_all_steps():
         jnp.ones((8, 8)),
         jax.random.split(jax.random.key(0), 9),
     )
-    for moves in (Moves(), movable(split(loop), False)):
+    for moves in (NOTHING_MOVES, movable(split(loop), False)):
         split_loop = split(loop, moves=moves)
         parts = (split_loop.hoisted_eqns, split_loop.residual.eqns, split_loop.sunk_eqns)
         assert [e.primitive.name for part in parts for e in part].count("random_bits") == 1
@@ -949,7 +949,7 @@ def test_no_split_needs_more_memory_than_it_claims(step, everything):
     (loop,) = traced_loops(
         lambda w, h, xs: jax.lax.scan(functools.partial(step, w), h, xs), w, h, labels
     )
-    split_loop = split(loop, moves=movable(split(loop), False) if everything else Moves())
+    split_loop = split(loop, moves=movable(split(loop), False) if everything else NOTHING_MOVES)
     node = Split(split_loop, Steps(split_loop.residual))
     stacks = [jax.ShapeDtypeStruct((16, *v.aval.shape), v.aval.dtype) for v in loop.xs]
     avals = [v.aval for v in loop.consts], [v.aval for v in loop.carry], stacks

@@ -8,9 +8,10 @@ import pytest
 from jax.interpreters import ad, batching, mlir
 
 import jrnn
-from jrnn.jaxprs import primitives, trace
+from jrnn.jaxprs import inlined, primitives, trace
 from jrnn.jaxprs.axes import aligned
 from jrnn.jaxprs.by_numpy import Evaluator, evaluate_by_numpy
+from jrnn.jaxprs.flat import body_of
 from jrnn.jaxprs.primitives import row as row_with
 from jrnn.jaxprs.primitives.numpy_rules import of_kinds
 from jrnn.jaxprs.primitives.table import TABLE
@@ -144,3 +145,15 @@ def test_every_row_is_a_primitive_of_jax():
     of_platforms = {p.name for rules in mlir._platform_specific_lowerings.values() for p in rules}
     since_jax_0_12 = {"log2", "one_minus_square", "polynomial"}
     assert {*TABLE} - lowered - of_platforms <= since_jax_0_12
+
+
+def test_a_search_is_of_primitives_of_the_table():
+    """`jnp.searchsorted` compares numbers by their bits."""
+
+    def search(edges, x):
+        return jnp.searchsorted(edges, x, method="compare_all")
+
+    closed = jax.make_jaxpr(search)(jnp.arange(5.0), jnp.ones(H))
+    program = inlined(closed, body_of)
+    assert {"lt_to", "le_to"}.intersection(eqn.primitive.name for eqn in program.eqns)
+    assert all(map(primitives.is_movable, program.eqns))

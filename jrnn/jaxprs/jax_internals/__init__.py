@@ -26,11 +26,13 @@ from jrnn.jaxprs.jax_internals.lowering import XLA_MAKES_ONE_KERNEL as XLA_MAKES
 from jrnn.jaxprs.jax_internals.lowering import LoopRules as LoopRules
 from jrnn.jaxprs.jax_internals.lowering import fix_rules as fix_rules
 from jrnn.jaxprs.jax_internals.lowering import is_threefry_loop as is_threefry_loop
-from jrnn.jaxprs.jax_internals.lowering import leave_out_of_programs as leave_out_of_programs
 from jrnn.jaxprs.jax_internals.lowering import loop_rules as loop_rules
 from jrnn.jaxprs.jax_internals.lowering import lower_or_undo as lower_or_undo
 from jrnn.jaxprs.jax_internals.lowering import lowered_for as lowered_for
 from jrnn.jaxprs.jax_internals.lowering import lowered_metadata as lowered_metadata
+from jrnn.jaxprs.jax_internals.lowering import (
+    omit_metadata_when_lowering as omit_metadata_when_lowering,
+)
 from jrnn.jaxprs.jax_internals.lowering import platform_of as platform_of
 from jrnn.jaxprs.jax_internals.lowering import replace_rules as replace_rules
 from jrnn.jaxprs.jax_internals.lowering import set_check_rule as set_check_rule

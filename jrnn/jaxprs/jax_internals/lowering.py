@@ -129,7 +129,7 @@ def set_check_rule(primitive: Primitive, evaluate: RuleOfJax) -> None:
     _check_rules[primitive] = rule
 
 
-def leave_out_of_programs(key: str) -> None:
+def omit_metadata_when_lowering(key: str) -> None:
     """Leaves one entry of the XLA metadata out of all programs that are lowered: JAX would write it at each operation."""
     write = _write_metadata
     if write is None:

@@ -219,6 +219,7 @@ elementwise("ne", jumps=True, commutes=True, numpy="any not_equal")
 _ORDERS = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal"}
 for _name, _function in _ORDERS.items():
     elementwise(_name, jumps=True, numpy=f"any {_function}")
+elementwise("le_to lt_to", jumps=True)  # by the bits: -0 is before 0, and NaN is last
 elementwise("is_finite", jumps=True, numpy="fV isfinite")
 elementwise("and", commutes=True, numpy="b logical_and")
 elementwise("or", commutes=True, numpy="b logical_or")

@@ -55,9 +55,14 @@ class Provenance(NamedTuple):
     xs_bytes: int = 0
     gradient_bytes: int = 0
 
+    @property
+    def is_differentiated(self) -> bool:
+        """Whether JAX made the loop by differentiating one of the caller's."""
+        return self.written_reverse is not None
+
     def of_gradient(self, reverse: bool) -> bool:
         """Returns True for a loop in direction `reverse` that JAX made by transposition: its sums are gradients."""
-        return self.written_reverse is not None and self.written_reverse != reverse
+        return self.is_differentiated and self.written_reverse != reverse
 
 
 class Tag(NamedTuple):

@@ -59,7 +59,7 @@ def scan_statistics(
             f"scan_statistics: the executor must be 'newton' or an object of Newton, but is {executor!r}"
         )
     masks = checked_masks(lengths, resets, mask, _steps(xs, length))
-    options, guess = options.apart()
+    options, guess = options.separate_guess()
     return compiled_once(
         _statistics, [f], (length, bool(reverse), options), (init, xs, masks, guess)
     )
@@ -82,7 +82,7 @@ def _statistics(
     init, xs, masks, guess = arrays
     if any(mask is not None for mask in masks):
         step, xs = masked(step, init, xs, _steps(xs, length), *masks)
-    return solve(step, init, xs, length, reverse, newton.starting_from(guess))
+    return solve(step, init, xs, length, reverse, newton.with_guess(guess))
 
 
 def solve(

@@ -370,7 +370,7 @@ _RULES: dict[str, Rule] = {  # by primitive or kind
     "floor": _stepped(jnp.floor, 1),
     "ceil": _stepped(jnp.ceil, 1),
     "round": _stepped(_rounded, 1),
-    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _compared),
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "lt_to", "le_to"), _compared),
     "select_n": _selected,
     "convert_element_type": _converted,
     **dict.fromkeys(("view", "placement", "barrier", "lookup", "pvary"), _picked),

@@ -62,14 +62,14 @@ class Newton:
         if self.damping is not None and not 0 <= self.damping <= 1:
             raise ScanError(f"Newton: damping must be from 0 to 1, but is {self.damping}")
 
-    def apart(self) -> tuple[Newton, Any]:
-        """Returns options that can be hashed, and the carries to start from, or None."""
+    def separate_guess(self) -> tuple[Newton, Any]:
+        """Returns the options without an array, so that they can be hashed; and the carries to start from, or None."""
         if isinstance(self.guess, str):
             return self, None
         return replace(self, guess="zeros"), self.guess
 
-    def starting_from(self, guess: Any) -> Newton:
-        """The inverse of `apart`."""
+    def with_guess(self, guess: Any) -> Newton:
+        """The inverse of `separate_guess`."""
         return self if guess is None else replace(self, guess=guess)
 
 

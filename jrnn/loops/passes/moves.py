@@ -44,6 +44,8 @@ def is_spread(eqn: Eqn) -> bool:
 class Moves:
     """What may leave a loop. Contractions, lookups, solvers and draws are named by their first result.
 
+    Nothing leaves a loop with `NOTHING_MOVES`. Functions that take `Moves | None` move all that they can for None.
+
     Attributes:
         hoist: the results that are computed for all steps before the loop.
         sink: the results that are computed for all steps after the loop.
@@ -61,6 +63,9 @@ class Moves:
         moves += [("hoist", v) for v in results if v in self.hoist]
         moves += [("sink", v) for v in results if v in self.sink]
         return moves
+
+
+NOTHING_MOVES = Moves()
 
 
 class Dependences(NamedTuple):

@@ -20,19 +20,19 @@ _STORES_STATES = "keeps all states, which recompute forbids"
 _ALL_AT_ONCE = "computes all steps at once, and until stops between them"
 _EXCLUDES_RECOMPUTE = {ASSOCIATIVE: _STORES_STATES, NEWTON: _STORES_STATES}
 _EXCLUDES_UNTIL = {ASSOCIATIVE: _ALL_AT_ONCE, NATIVE: _ALL_AT_ONCE, NEWTON: _ALL_AT_ONCE}
-# The executors that run a loop as they are asked to, or raise.
-EXECUTORS = (AUTO, SCAN, ASSOCIATIVE, NATIVE, NEWTON)
+# The executors that tests and benchmarks compare by default: each runs a loop as it is asked to, or raises.
+COMPARED_EXECUTORS = (AUTO, SCAN, ASSOCIATIVE, NATIVE, NEWTON)
 
 
 def name_of(executor: Any) -> str:
     """Returns the name of what a caller asks for; raises a ScanError if there is none."""
     if isinstance(executor, Newton):
         return NEWTON
-    known = (AUTO, CHUNKS, *ON_CPU, NEWTON)
-    if isinstance(executor, str) and executor in known:
+    every_name = (AUTO, CHUNKS, *ON_CPU, NEWTON)
+    if isinstance(executor, str) and executor in every_name:
         return executor
-    names = ", ".join(known)
-    hint = near(str(executor), known)
+    names = ", ".join(every_name)
+    hint = near(str(executor), every_name)
     raise ScanError(f"scan: there is no executor {executor!r}; there are {names}{hint}")
 
 

@@ -213,7 +213,7 @@ def _scan(call: ScanCall) -> Results:
     options_of_newton = None
     guess = None
     if call.newton is not None:
-        options_of_newton, guess = call.newton.apart()
+        options_of_newton, guess = call.newton.separate_guess()
     functions = [call.step]
     if call.until is not None:
         functions.append(call.until)
@@ -247,7 +247,7 @@ def _scan_parts(functions: Sequence[Callable[..., Any]], options: ScanCall, arra
         resets=resets,
         reset_state=reset_state,
         mask=mask,
-        newton=None if options.newton is None else options.newton.starting_from(guess),
+        newton=None if options.newton is None else options.newton.with_guess(guess),
     )
     return _scan_masked(call)
 

@@ -27,7 +27,7 @@ from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, SMALL_LOOP, quiet
 from jrnn.loops.costs.times import Estimate, estimate
 from jrnn.loops.ir import Loop
 from jrnn.loops.ir.description import Description, described
-from jrnn.loops.passes import Moves
+from jrnn.loops.passes import NOTHING_MOVES, Moves
 from jrnn.loops.passes.arithmetic import draws
 from jrnn.loops.passes.arithmetic.rewrite import RULES, Fits, as_arithmetic, equations
 from jrnn.loops.plan import Candidate
@@ -112,12 +112,14 @@ class Arithmetic(Steps):
 def try_arithmetic(context: Context) -> Sequence[Candidate]:
     """Returns the candidates with small linear algebra as arithmetic; one if nothing keeps it from being one kernel."""
     candidates = []
-    for moves in dict.fromkeys((Moves(), _with_draws_inside(context))):
+    for moves in dict.fromkeys((NOTHING_MOVES, _with_draws_inside(context))):
         split_loop = context.split(moves)
         rewritten = arithmetic(split_loop.residual, context.estimator)
         if rewritten is None:
             continue
-        label = "as arithmetic" if moves == Moves() else "as arithmetic, everything else moved"
+        label = (
+            "as arithmetic" if moves == NOTHING_MOVES else "as arithmetic, everything else moved"
+        )
         candidates.append(context.candidate(NAME, Split(split_loop, rewritten), label))
         if not rewritten.kernel_blockers:
             break

@@ -16,7 +16,14 @@ from dataclasses import replace
 from jrnn import jaxprs
 from jrnn.loops.costs.equation_costs import has_large_products
 from jrnn.loops.ir import Loop
-from jrnn.loops.passes import Moves, gates, join_activations, slice_operands, split
+from jrnn.loops.passes import (
+    NOTHING_MOVES,
+    Moves,
+    gates,
+    join_activations,
+    slice_operands,
+    split,
+)
 from jrnn.loops.passes.carries_in_place import update_in_place
 from jrnn.loops.passes.moves import is_slice
 from jrnn.loops.plan import Candidate, Node, cheapest
@@ -40,7 +47,7 @@ def try_split(context: Context) -> Sequence[Candidate]:
             return []
     can_leave = context.movable
     moves_by_label = {
-        "nothing moved": Moves(),
+        "nothing moved": NOTHING_MOVES,
         "hoist": Moves(hoist=can_leave.hoist),
         "sink": Moves(sink=can_leave.sink),
         "sum after the loop": Moves(accumulate=can_leave.accumulate),
@@ -174,6 +181,6 @@ def _written_for_xla(context: Context, residual: Loop) -> Node:
         return tiny
     computed_before = {*residual.xs}.difference(context.loop.xs)
     if gates.prefers_separate_slices(residual, computed_before):
-        split_loop = split(slice_operands(residual), is_slice, moves=Moves())
+        split_loop = split(slice_operands(residual), is_slice, moves=NOTHING_MOVES)
         return Split(split_loop, Steps(update_in_place(split_loop.residual)))
     return steps_with_wide_sums(update_in_place(join_activations(residual)))

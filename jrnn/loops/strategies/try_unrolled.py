@@ -25,7 +25,7 @@ from jrnn.loops.costs.times import Estimate, Terms, estimate
 from jrnn.loops.costs.tiny_loops import block_cycles, operations, step_cycles
 from jrnn.loops.ir import Length, Loop, Results, Unsupported, Values
 from jrnn.loops.ir.description import Description, described
-from jrnn.loops.passes import Moves
+from jrnn.loops.passes import NOTHING_MOVES
 from jrnn.loops.plan import Candidate
 from jrnn.loops.strategies.context import Context
 from jrnn.loops.strategies.nodes import Split, Steps
@@ -146,7 +146,7 @@ def try_unrolled(context: Context) -> Sequence[Candidate]:
     """Returns candidates for a tiny loop; nothing for others. Of steps in one iteration, constants are computed once."""
     if len(context.loop.eqns) > _MAX_EQUATIONS:
         return []
-    split_loop = context.split(Moves())
+    split_loop = context.split(NOTHING_MOVES)
     candidates = []
     for node in _tiny_nodes(context, split_loop.residual, context.loop):
         whole = node if node.loop is context.loop else Split(split_loop, node)
