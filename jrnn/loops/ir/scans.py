@@ -194,6 +194,14 @@ def promoted(init: Tree, last: Tree) -> Tree:
     return jax.tree.map(leaf, init, last)
 
 
+def recomputed(run: RunSome) -> RunSome:
+    """Returns the same run of some steps, of which the reverse pass stores the arguments alone, and computes it again.
+
+    It is for the body of a loop, where XLA cannot merge the second computation with the first: `prevent_cse` is not needed.
+    """
+    return jax.checkpoint(run, prevent_cse=False, static_argnums=2)
+
+
 def scan_in_chunks(
     run: RunSome,
     carry: Tree,
@@ -201,9 +209,10 @@ def scan_in_chunks(
     steps: int,
     size: int,
     reverse: bool,
-    recomputes: bool = False,
 ) -> tuple[Tree, Tree]:
     """Runs a loop as a loop over chunks of steps, which needs memory for one chunk at a time.
+
+    If `run` is `recomputed`, the reverse pass reads the carries between chunks alone.
 
     Args:
         run: runs some of the steps.
@@ -211,41 +220,30 @@ def scan_in_chunks(
         steps: T.
         size: the number of steps in a chunk; the last chunk may have fewer.
         reverse: whether time runs backwards.
-        recomputes: the reverse pass reads the carries between chunks alone, and computes each chunk again.
 
     Returns:
         The last carry, and the stacked outputs.
     """
-    whole = steps // size
-    head = jax.tree.map(lambda x: jnp.reshape(x[: whole * size], (whole, size, *x.shape[1:])), xs)
-    tail = jax.tree.map(lambda x: x[whole * size :], xs)
-
-    remainder = steps - whole * size
-
-    def maybe_recomputed(run: StepFn) -> StepFn:
-        # Inside a loop, XLA cannot merge the second computation with the first, so `prevent_cse` is not needed.
-        return jax.checkpoint(run, prevent_cse=False) if recomputes else run
+    count, remainder = divmod(steps, size)
+    whole = steps - remainder
+    head = jax.tree.map(lambda x: jnp.reshape(x[:whole], (count, size, *x.shape[1:])), xs)
+    tail = jax.tree.map(lambda x: x[whole:], xs)
 
     def run_chunk(carry: Tree, chunk: Tree) -> tuple[Tree, Tree]:
         return run(carry, chunk, size)
 
-    def run_remainder(carry: Tree, chunk: Tree) -> tuple[Tree, Tree]:
-        return run(carry, chunk, remainder)
-
     def run_head(carry: Tree) -> tuple[Tree, Tree]:
-        body = maybe_recomputed(run_chunk)
-        carry, ys = jax.lax.scan(body, carry, head, length=whole, reverse=reverse)
-        return carry, jax.tree.map(lambda y: jnp.reshape(y, (whole * size, *y.shape[2:])), ys)
+        carry, ys = jax.lax.scan(run_chunk, carry, head, length=count, reverse=reverse)
+        return carry, jax.tree.map(lambda y: jnp.reshape(y, (whole, *y.shape[2:])), ys)
 
     if not remainder:
         return run_head(carry)
-    run_tail = maybe_recomputed(run_remainder)
     if reverse:
-        carry, tail_ys = run_tail(carry, tail)
+        carry, tail_ys = run(carry, tail, remainder)
         carry, head_ys = run_head(carry)
     else:
         carry, head_ys = run_head(carry)
-        carry, tail_ys = run_tail(carry, tail)
+        carry, tail_ys = run(carry, tail, remainder)
     return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), head_ys, tail_ys)
 
 
@@ -274,7 +272,7 @@ def scan_in_segments(
         return jax.tree.map(lambda x: x[span], xs)
 
     def in_loop(carry: Tree, stop: int) -> tuple[Tree, Tree]:
-        return scan_in_chunks(run, carry, inputs(0, stop), stop, size, reverse, recomputes=True)
+        return scan_in_chunks(recomputed(run), carry, inputs(0, stop), stop, size, reverse)
 
     count = math.ceil(steps / size)
     if not XLA_KEEPS_BARRIERS and count > 1:

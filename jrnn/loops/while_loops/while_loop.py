@@ -15,7 +15,7 @@ from jax import lax
 from jrnn.errors import ScanError
 from jrnn.files import plain
 from jrnn.jaxprs.jax_internals import is_traced
-from jrnn.loops.ir import StepFn, Tree, promoted
+from jrnn.loops.ir import StepFn, Tree, promoted, recomputed, scan_in_chunks
 from jrnn.loops.wrappers import early_exit, tracing
 from jrnn.loops.wrappers.branches import any_of_all
 from jrnn.loops.wrappers.compiled_calls import compiled_once
@@ -116,23 +116,27 @@ def _bounded(
         return (k + 1, (alive & (k + 1 < steps), *rest)), None
 
     def skip(counted):
-        return counted
+        return counted, None
 
-    def segment(size, inner_sizes, counted):
-        """Runs `size` steps: a scan, or a scan over segments of the next size in `inner_sizes`."""
+    def run(inner_sizes, counted, xs, length):
+        """Runs `length` steps: a scan, or a scan over segments of the first of `inner_sizes`."""
         if not inner_sizes:
-            return lax.scan(counting, counted, None, length=size)[0]
-        inner_size, *rest = inner_sizes
-        run_inner = functools.partial(segment, inner_size, rest)
-        inner = jax.checkpoint(run_inner, prevent_cse=False)
+            return lax.scan(counting, counted, xs, length=length)
+        size, *rest = inner_sizes
+        run_inner = recomputed(functools.partial(run, rest))
 
-        def inner_segment(counted, _):
+        def run_segment(counted, xs, size):
+            def inner(counted):
+                return run_inner(counted, xs, size)
+
             _, (alive, *_) = counted
-            return lax.cond(any_of_all(alive), inner, skip, counted), None
+            return lax.cond(any_of_all(alive), inner, skip, counted)
 
-        return lax.scan(inner_segment, counted, None, length=-(-size // inner_size))[0]
+        whole = -(-length // size) * size  # `counting` ends the last segment
+        return scan_in_chunks(run_segment, counted, xs, whole, size, reverse=False)
 
-    _, carried = segment(steps, _segment_sizes(steps, checkpoints), (jnp.int32(0), carried))
+    first = (jnp.int32(0), carried)
+    (_, carried), _ = run(_segment_sizes(steps, checkpoints), first, xs, steps)
     return carried, None
 
 

@@ -37,7 +37,7 @@ from jrnn.loops.affine.chunkwise.labeled import variables, without
 from jrnn.loops.affine.matrix import AffineForm, is_evaluable, matrix_form
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.times import Estimate
-from jrnn.loops.ir import CARRY, Loop, Results, Unsupported, scan_in_chunks, tag
+from jrnn.loops.ir import CARRY, Loop, Results, Unsupported, recomputed, scan_in_chunks, tag
 from jrnn.loops.ir.description import Description, contractions
 
 
@@ -237,13 +237,12 @@ class Chunkwise:
             return list(carry), list(ys)
 
         return scan_in_chunks(
-            run_chunk,
+            recomputed(run_chunk),
             carry=[jnp.asarray(c, v.aval.dtype) for c, v in zip(init, loop.carry)],
             xs=list(xs),
             steps=length,
             size=STEPS.by_steps,
             reverse=loop.reverse,
-            recomputes=True,
         )
 
 
