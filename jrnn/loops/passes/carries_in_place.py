@@ -52,25 +52,27 @@ def copied_bytes(loop: Loop) -> int:
     rewritten = update_in_place(loop)
     if rewritten is loop:
         return 0
-    producers = jaxprs.producers(loop.eqns)
-    new_producers = jaxprs.producers(rewritten.eqns)
     total = 0
     for carry, out in zip(loop.carry, loop.carry_out):
-        is_written = jaxprs.is_in(out, producers) and out in new_producers
-        if is_written and new_producers[out] is not producers[out]:
+        before = _producer(out, loop.producers)
+        after = _producer(out, rewritten.producers)
+        if before is not None and after is not None and before is not after:
             total += jaxprs.nbytes(carry)
     return total
 
 
 def writes_in_place(loop: Loop) -> bool:
     """Returns True if this pass put a barrier between reads of a carry and a write."""
-    producers = jaxprs.producers(loop.eqns)
     for eqn in loop.eqns:
-        if eqn.primitive.name not in _WRITES or not jaxprs.is_in(eqn.invars[0], producers):
-            continue
-        if producers[eqn.invars[0]].primitive is jax.lax.optimization_barrier_p:
-            return True
+        if eqn.primitive.name in _WRITES:
+            written = _producer(eqn.invars[0], loop.producers)
+            if written is not None and written.primitive is jax.lax.optimization_barrier_p:
+                return True
     return False
+
+
+def _producer(atom: Atom, producers: Mapping[Var, Eqn]) -> Eqn | None:
+    return None if jaxprs.is_literal(atom) else producers.get(atom)
 
 
 def _is_large(v: Var) -> bool:
@@ -83,16 +85,19 @@ def _is_large(v: Var) -> bool:
 
 def _with_writes_for_sums(loop: Loop) -> Loop:
     """Returns the loop with chains of writes in place of sums of sparse arrays and of what a carry becomes."""
-    producers = jaxprs.producers(loop.eqns)
-    uses = _count_uses(loop)
-    replaced: dict[int, list[Eqn]] = {}
+    uses = jaxprs.uses(loop.eqns, loop.outputs)
+    replacements: dict[int, list[Eqn]] = {}
     for carry, out in zip(loop.carry, loop.carry_out):
         if _is_large(carry):
-            replaced.update(_writes_for_sums(carry, out, producers, uses))
-    if not replaced:
+            replacements.update(_writes_for_sums(carry, out, loop.producers, uses))
+    if not replacements:
         return loop
-    eqns = [new for e in loop.eqns for new in replaced.get(id(e), [e])]
-    return loop.with_eqns(eqns, loop.outputs)
+    return loop.with_eqns(_replaced(loop.eqns, replacements), loop.outputs)
+
+
+def _replaced(eqns: Iterable[Eqn], replacements: Mapping[int, list[Eqn]]) -> list[Eqn]:
+    """Returns equations with others in place of some, which are named by their identities."""
+    return [new for eqn in eqns for new in replacements.get(id(eqn), [eqn])]
 
 
 def _writes_for_sums(
@@ -127,7 +132,7 @@ def _terms(
     pending = [total]
     while pending:
         atom = pending.pop()
-        eqn = producers[atom] if jaxprs.is_in(atom, producers) else None
+        eqn = _producer(atom, producers)
         if eqn is not None and primitives.is_addition(eqn) and (atom is total or uses[atom] == 1):
             sums.append(eqn)
             pending += [eqn.invars[1], eqn.invars[0]]
@@ -138,7 +143,7 @@ def _terms(
 
 def _is_sparse(atom: Atom, producers: Mapping[Var, Eqn], uses: Mapping[Var, int]) -> bool:
     """Returns True for zeros with a few other elements, which nothing else reads."""
-    eqn = None if jaxprs.is_literal(atom) else producers.get(atom)
+    eqn = _producer(atom, producers)
     if eqn is None or uses[atom] != 1 or eqn.primitive.name not in _ADDED_WRITES:
         return False
     return jaxprs.is_zero(eqn.invars[0], producers)
@@ -149,31 +154,21 @@ def _added(array: Atom, writes: Sequence[Eqn], total: Var) -> list[Eqn]:
     eqns: list[Eqn] = []
     for write in writes:
         result = total if write is writes[-1] else Var(total.aval)
-        if write.primitive.name == "dynamic_update_slice":
-            _, update, *starts = write.invars
+        operands = write.invars[1:]
+        if write.primitive.name == "dynamic_update_slice":  # a scatter adds already
+            update, *starts = operands
+            sizes = dict(slice_sizes=update.aval.shape)
             part = Var(update.aval)
             new = Var(update.aval)
-            sizes = dict(slice_sizes=update.aval.shape)
+            read = [array, *starts]
             slice_p = jax.lax.dynamic_slice_p
+            add_p = jax.lax.add_p
             eqns += [
-                write.replace(
-                    primitive=slice_p, invars=[array, *starts], outvars=[part], params=sizes
-                ),
-                write.replace(
-                    primitive=jax.lax.add_p, invars=[part, update], outvars=[new], params={}
-                ),
-                write.replace(invars=[array, new, *starts], outvars=[result]),
+                write.replace(primitive=slice_p, invars=read, outvars=[part], params=sizes),
+                write.replace(primitive=add_p, invars=[part, update], outvars=[new], params={}),
             ]
-        else:
-            operands = [array, *write.invars[1:]]
-            eqns.append(
-                write.replace(
-                    primitive=jax.lax.scatter_add_p,
-                    invars=operands,
-                    outvars=[result],
-                    params=write.params,
-                )
-            )
+            operands = [new, *starts]
+        eqns.append(write.replace(invars=[array, *operands], outvars=[result]))
         array = result
     return eqns
 
@@ -209,16 +204,12 @@ def _with_reads_before_writes(loop: Loop) -> Loop:
 
 def _versions(loop: Loop) -> list[_Version]:
     """Returns the versions of large carries that are read in parts, and then written."""
-    producers = jaxprs.producers(loop.eqns)
     outputs = set(jaxprs.variables(loop.outputs))
     position = {id(eqn): i for i, eqn in enumerate(loop.eqns)}
-    readers: dict[Var, list[Eqn]] = {}
-    for eqn in loop.eqns:
-        for v in dict.fromkeys(jaxprs.inputs(eqn)):
-            readers.setdefault(v, []).append(eqn)
+    readers = jaxprs.readers(loop.eqns)
     versions = []
     for carry, out in zip(loop.carry, loop.carry_out):
-        chain = _chain(out, carry, producers) if _is_large(carry) else None
+        chain = _chain(out, carry, loop.producers) if _is_large(carry) else None
         for write in chain or ():
             version = write.invars[0]
             reads = [eqn for eqn in readers[version] if eqn is not write]
@@ -231,13 +222,13 @@ def _versions(loop: Loop) -> list[_Version]:
 
 def _with_barriers(eqns: Sequence[Eqn], versions: Sequence[_Version]) -> list[Eqn]:
     """Returns equations in which each read of a version hands it on, to the next read and at last to the write."""
-    replaced: dict[int, list[Eqn]] = {}
+    replacements: dict[int, list[Eqn]] = {}
     for write, reads, _ in versions:
         current = write.invars[0]
         for read in reads:
             part = Var(read.outvars[0].aval)
             following = Var(current.aval)
-            replaced[id(read)] = [
+            replacements[id(read)] = [
                 read.replace(invars=[current, *read.invars[1:]], outvars=[part]),
                 read.replace(
                     primitive=jax.lax.optimization_barrier_p,
@@ -247,15 +238,15 @@ def _with_barriers(eqns: Sequence[Eqn], versions: Sequence[_Version]) -> list[Eq
                 ),
             ]
             current = following
-        replaced[id(write)] = [write.replace(invars=[current, *write.invars[1:]])]
-    return [new for eqn in eqns for new in replaced.get(id(eqn), [eqn])]
+        replacements[id(write)] = [write.replace(invars=[current, *write.invars[1:]])]
+    return _replaced(eqns, replacements)
 
 
 def _chain(new: Atom, carry: Var, producers: Mapping[Var, Eqn]) -> list[Eqn] | None:
     """Returns the writes that lead from a carry to its new value, the first one first; None if other equations do."""
     writes: list[Eqn] = []
     while new is not carry:
-        eqn = None if jaxprs.is_literal(new) else producers.get(new)
+        eqn = _producer(new, producers)
         if eqn is None or eqn.primitive.name not in _WRITES:
             return None
         writes.append(eqn)
@@ -268,16 +259,6 @@ def _reads_a_part(eqn: Eqn, array: Var) -> bool:
     if eqn.primitive.name not in _READS or eqn.invars[0] is not array or array in eqn.invars[1:]:
         return False
     return 2 * jaxprs.elements(eqn.outvars[0].aval.shape) <= jaxprs.elements(array.aval.shape)
-
-
-def _count_uses(loop: Loop) -> dict[Var, int]:
-    uses: dict[Var, int] = {}
-    atoms: list[Atom] = list(loop.outputs)
-    for eqn in loop.eqns:
-        atoms += eqn.invars
-    for v in jaxprs.variables(atoms):
-        uses[v] = uses.get(v, 0) + 1
-    return uses
 
 
 def _in_order(eqns: Sequence[Eqn], inputs: Iterable[Var]) -> list[Eqn] | None:
