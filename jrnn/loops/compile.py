@@ -25,6 +25,7 @@ from jrnn.loops.costs.target import Target
 from jrnn.loops.costs.times import Terms, size_in_words, total
 from jrnn.loops.ir import (
     AUTO,
+    Adapter,
     Loop,
     Options,
     Provenance,
@@ -57,7 +58,7 @@ from jrnn.loops.plan import (
 )
 from jrnn.loops.strategies import try_associative, try_native
 from jrnn.loops.strategies.context import NO_COST, Context
-from jrnn.loops.strategies.nodes import Adapter, Split, Steps, adapted
+from jrnn.loops.strategies.nodes import Split, Steps, adapted
 from jrnn.loops.strategies.plan_chunks import plan_to_differentiate
 from jrnn.loops.strategies.try_arithmetic import try_arithmetic
 from jrnn.loops.strategies.try_few_kernels import try_few_kernels

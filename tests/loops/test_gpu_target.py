@@ -139,8 +139,8 @@ def test_the_cpu_is_given_none_of_it():
 def test_divided_programs_join_nothing():
     """Arrays that are divided among devices along the joined axis would have to move."""
     for staged in loops_for(Target("cuda", devices=8), "lstm"):
-        names = {e.primitive.name for e in staged.inner.split_loop.loop.eqns}
-        assert "concatenate" not in names or staged.adapter.stacked == ()
+        staged_loop = staged.inner.split_loop.loop
+        assert {v.aval.ndim for v in staged_loop.carry} == {2}, "no stack of several carries"
         assert len(given_to_xla(staged).ys) == len(staged.inner.split_loop.residual.ys)
 
 
@@ -186,11 +186,11 @@ def test_packed_stacks_are_taken_apart_by_type_and_shape():
         return c + 1, c * 2, (c > 0), x, s * 3, jnp.sum(x, keepdims=True)
 
     loop = _loop(step, row, wide, jax.ShapeDtypeStruct((), jnp.float32), n_carry=1)
-    packed, packs = pack_stacks(loop, 1 << 20)
-    assert [len(pack) for pack in packs.packs] == [2, 1, 1, 1]
+    packed, apart = pack_stacks(loop, 1 << 20)
+    assert [y.aval.shape for y in packed.ys] == [(2, 4), (2, 3), (), (1, 1)]
     given = [jnp.ones((2, 3))], [jnp.arange(10.0).reshape(5, 2, 1), jnp.arange(5.0)]
     for actual, wanted in zip(
-        jax.tree.leaves(packs.adapt(packed.run, [], *given, 5)),
+        jax.tree.leaves(apart(packed.run, [], *given, 5)),
         jax.tree.leaves(loop.run([], *given, 5)),
     ):
         assert actual.dtype == wanted.dtype
@@ -208,8 +208,8 @@ def test_a_result_that_is_two_carries_is_in_the_stack_once():
     program = jaxprs.trace(step, [jax.ShapeDtypeStruct((4, 2), jnp.float32), *[row] * 4])
     inputs, outs = program.invars, program.outvars
     loop = Loop(program.eqns, inputs[:1], inputs[1:4], inputs[4:], outs[:3], outs[3:], 5, False, 1)
-    staged, held = one_kernel_per_stage(loop.verify())
-    assert held.stacked == ((0, None),) and held.unstacked == (1, 2)
+    staged, adapter = one_kernel_per_stage(loop.verify())
+    assert [v.aval.shape for v in staged.carry] == [(3, 2), (3, 2), (2, 3, 2)], "and one stack"
     init, xs = [jnp.full((3, 2), float(i + 1)) for i in range(3)], [jnp.ones((5, 3, 2))]
-    results = held.adapt(staged.verify().run, [matrix], init, xs, 5)
+    results = adapter(staged.verify().run, [matrix], init, xs, 5)
     jax.tree.map(np.testing.assert_array_equal, results, tuple(loop.run([matrix], init, xs, 5)))

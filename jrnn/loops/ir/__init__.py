@@ -4,6 +4,7 @@ In: a scan equation of JAX. Out: a `Loop` with its tag, and what observers hear 
 """
 
 from jrnn.loops.ir.loop import (
+    Adapter,
     Length,
     Loop,
     Results,
@@ -30,6 +31,7 @@ from jrnn.loops.ir.unsupported import CARRY, Unsupported
 __all__ = [
     "AUTO",
     "CARRY",
+    "Adapter",
     "FlatScan",
     "Length",
     "Loop",

@@ -316,7 +316,7 @@ def check_pass(name: str, rewrite: Callable[[Loop], Any], before: Loop) -> None:
 
         def run(consts: Flat, init: Flat, xs: Flat) -> tuple[Flat, Flat]:
             arguments = ([*constants, *consts], init, xs, small.length)
-            return form.run(*arguments) if adapter is None else adapter.adapt(form.run, *arguments)
+            return form.run(*arguments) if adapter is None else adapter(form.run, *arguments)
 
         return run
 

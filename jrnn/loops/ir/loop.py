@@ -26,6 +26,8 @@ Length = Any  # an integer, or a symbolic dimension of `jax.export`
 Results = tuple[list[Array], list[Array]]  # the last carry, and the stacked ys
 # From constants, initial carries, inputs and the length.
 RunLoop = Callable[[Values, Values, Values, Length], Results]
+# Runs a loop that a pass rewrote, from the original one's arguments: the first argument runs the rewritten loop.
+Adapter = Callable[[RunLoop, Values, Values, Values, Length], Results]
 
 # Tests set this to verify every loop that a pass returns, and to raise errors inside passes.
 strict_passes = jax.make_user_context(False)

@@ -8,13 +8,12 @@ from jrnn.loops.passes.moves import NOTHING_MOVES, Moves
 from jrnn.loops.passes.simplify import common_subexpressions, compose_views, pads_to_concatenate
 from jrnn.loops.passes.split_loop import SplitLoop, movable, split
 from jrnn.loops.passes.transposed_weights import reads_rows, transpose_constant_rhs
-from jrnn.loops.passes.wide_sums import WideSums, widen_sums
+from jrnn.loops.passes.wide_sums import widen_sums
 
 __all__ = [
     "NOTHING_MOVES",
     "Moves",
     "SplitLoop",
-    "WideSums",
     "common_subexpressions",
     "compose_views",
     "join_activations",

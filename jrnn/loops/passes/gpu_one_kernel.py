@@ -31,7 +31,7 @@ from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Env, Eqn, Var, primitives
-from jrnn.loops.ir import Length, Loop, Results, RunLoop, Values
+from jrnn.loops.ir import Adapter, Length, Loop, Results, RunLoop, Values
 from jrnn.loops.passes.sums import accumulator_dtype
 
 # XLA:GPU splits a larger contracted axis K in products of few rows, compiled for an H100.
@@ -62,7 +62,7 @@ class _Stage:
     carried: tuple[int | None, ...] = ()
 
 
-def one_kernel_per_stage(loop: Loop, stack: bool = True) -> tuple[Loop, StackedCarries]:
+def one_kernel_per_stage(loop: Loop, stack: bool = True) -> tuple[Loop, Adapter]:
     """Puts the results of each stage behind a barrier, so that XLA:GPU makes one kernel for the results of one shape.
 
     Invariant: every value is unchanged, except for the order in which the parts of a product are added.
@@ -72,7 +72,7 @@ def one_kernel_per_stage(loop: Loop, stack: bool = True) -> tuple[Loop, StackedC
         stack: whether products of concatenated results may be computed part by part.
 
     Returns:
-        The loop, and how it holds its carries.
+        The loop, which carries the carries that are in no stack and then the stacks, and its adapter.
     """
     stages = _stages(loop)
     if any(eqn.effects for eqn in loop.eqns):
@@ -128,44 +128,21 @@ def one_kernel_per_stage(loop: Loop, stack: bool = True) -> tuple[Loop, StackedC
         aval = stage.stacked[0].aval
         avals.append(aval.update(shape=(len(stage.stacked), *aval.shape)))
     avals += [v.aval for v in loop.xs]
-    staged = loop.traced(step, avals, len(unstacked) + len(with_stacks))
-    carried = tuple(stage.carried for stage in with_stacks)
-    return staged, StackedCarries(unstacked, carried, len(loop.carry))
 
-
-@dataclass(frozen=True)
-class StackedCarries:
-    """The carries of a loop that carries stacks of results: the original ones in `unstacked`, then the stacks.
-
-    Attributes:
-        unstacked: the positions of the original carries that are in no stack.
-        stacked: for each stack, the position of the original carry that each part is, or None.
-        carries: the number of original carries.
-    """
-
-    unstacked: tuple[int, ...]
-    stacked: tuple[tuple[int | None, ...], ...]
-    carries: int
-
-    def adapt(
-        self,
-        run: RunLoop,
-        consts: Values,
-        init: Values,
-        xs: Values,
-        length: Length,
-    ) -> Results:
+    def adapter(run: RunLoop, consts: Values, init: Values, xs: Values, length: Length) -> Results:
         stacks = []
-        for positions in self.stacked:
-            (_, first), *_ = _carried_parts(positions)
+        for stage in with_stacks:
+            (_, first), *_ = _carried_parts(stage.carried)
             unread = jnp.zeros_like(init[first])
-            stacks.append(jnp.stack([unread if i is None else init[i] for i in positions]))
-        last, ys = run(consts, [*jaxprs.take(init, self.unstacked), *stacks], xs, length)
-        carry = dict(zip(self.unstacked, last))
-        for positions, stack in zip(self.stacked, last[len(self.unstacked) :]):
-            for part, i in _carried_parts(positions):
+            stacks.append(jnp.stack([unread if i is None else init[i] for i in stage.carried]))
+        last, ys = run(consts, [*jaxprs.take(init, unstacked), *stacks], xs, length)
+        carry = dict(zip(unstacked, last))
+        for stage, stack in zip(with_stacks, last[len(unstacked) :]):
+            for part, i in _carried_parts(stage.carried):
                 carry[i] = stack[part]
-        return jaxprs.take(carry, range(self.carries)), list(ys)
+        return jaxprs.take(carry, range(len(init))), list(ys)
+
+    return loop.traced(step, avals, len(unstacked) + len(with_stacks)), adapter
 
 
 def _carried_parts(positions: Sequence[int | None]) -> Iterator[tuple[int, int]]:

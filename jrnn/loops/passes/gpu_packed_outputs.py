@@ -5,47 +5,16 @@ Shapes: T time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
 from jrnn import jaxprs
-from jrnn.loops.ir import Length, Loop, Results, RunLoop, Values
+from jrnn.loops.ir import Adapter, Length, Loop, Results, RunLoop, Values
 
 
-@dataclass(frozen=True)
-class PackedStacks:
-    """Takes the packs that a loop writes apart.
-
-    Attributes:
-        packs: for each pack, the positions of its stacks and their widths in it.
-        stacks: the number of stacks.
-    """
-
-    packs: tuple[tuple[tuple[int, int], ...], ...]
-    stacks: int
-
-    def adapt(
-        self,
-        run: RunLoop,
-        consts: Values,
-        init: Values,
-        xs: Values,
-        length: Length,
-    ) -> Results:
-        last, packed = run(consts, init, xs, length)
-        ys: list[Any] = [None] * self.stacks
-        for pack, value in zip(self.packs, packed):
-            at = 0
-            for position, width in pack:
-                ys[position] = value if len(pack) == 1 else value[..., at : at + width]
-                at += width
-        return list(last), ys
-
-
-def pack_stacks(loop: Loop, max_bytes: int) -> tuple[Loop, PackedStacks | None]:
+def pack_stacks(loop: Loop, max_bytes: int) -> tuple[Loop, Adapter | None]:
     """Packs the arrays that a loop writes at each step, if they have one dtype and differ in their last axis only.
 
     Invariant: every value is unchanged.
@@ -55,7 +24,7 @@ def pack_stacks(loop: Loop, max_bytes: int) -> tuple[Loop, PackedStacks | None]:
         max_bytes: of a pack at one step. Taking a larger one apart after the loop costs more than a kernel in it.
 
     Returns:
-        The loop that writes packs, and how to take them apart; None if nothing is packed.
+        The loop that writes packs, and its adapter, which takes them apart; None if nothing is packed.
     """
     groups: dict[Any, list[int]] = {}
     for at, atom in enumerate(loop.ys):
@@ -79,9 +48,18 @@ def pack_stacks(loop: Loop, max_bytes: int) -> tuple[Loop, PackedStacks | None]:
             outs.append(jnp.concatenate(arrays, -1) if len(pack) > 1 else arrays[0])
         return outs
 
-    packed = loop.traced(step, [v.aval for v in loop.inputs], len(loop.carry))
-    widths = []
-    for pack in packs:
-        is_joined = len(pack) > 1
-        widths.append(tuple((at, loop.ys[at].aval.shape[-1] if is_joined else 0) for at in pack))
-    return packed, PackedStacks(tuple(widths), len(loop.ys))
+    def adapter(run: RunLoop, consts: Values, init: Values, xs: Values, length: Length) -> Results:
+        last, packed = run(consts, init, xs, length)
+        ys: dict[int, Array] = {}
+        for pack, value in zip(packs, packed):
+            if len(pack) == 1:
+                ys[pack[0]] = value
+                continue
+            start = 0
+            for at in pack:
+                end = start + loop.ys[at].aval.shape[-1]
+                ys[at] = value[..., start:end]
+                start = end
+        return list(last), jaxprs.take(ys, range(len(ys)))
+
+    return loop.traced(step, [v.aval for v in loop.inputs], len(loop.carry)), adapter

@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import jax.numpy as jnp
 from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom
-from jrnn.loops.ir import Length, Loop, Results, RunLoop, Values
+from jrnn.loops.ir import Adapter, Length, Loop, Results, RunLoop, Values
 from jrnn.loops.passes.sums import accumulator_dtype, added_to_carries
 
 
-@dataclass(frozen=True)
-class WideSums:
-    """The dtypes of wide carries, and the original ones."""
-
-    wide: tuple[Any, ...]
-    narrow: tuple[Any, ...]
-
-    def adapt(
-        self,
-        run: RunLoop,
-        consts: Values,
-        init: Values,
-        xs: Values,
-        length: Length,
-    ) -> Results:
-        wide_init = list(map(jnp.asarray, init, self.wide))
-        last, ys = run(consts, wide_init, xs, length)
-        return [x.astype(dtype) for x, dtype in zip(last, self.narrow)], list(ys)
-
-
-def widen_sums(loop: Loop) -> tuple[Loop, WideSums | None]:
+def widen_sums(loop: Loop) -> tuple[Loop, Adapter | None]:
     """Keeps narrow floating-point carries that only add in float32 inside the loop.
 
     Added one by one, bfloat16 numbers of about the same size stop adding up after 256 of them.
@@ -42,7 +19,7 @@ def widen_sums(loop: Loop) -> tuple[Loop, WideSums | None]:
     Invariant: every other value is unchanged; the sums are rounded once instead of at every step.
 
     Returns:
-        The loop, and the dtypes of its carries; None if no carry is widened.
+        The loop, and its adapter; None if no carry is widened.
     """
     widened: dict[int, tuple[Atom, ...]] = {}
     wide = [v.aval for v in loop.carry]
@@ -68,9 +45,10 @@ def widen_sums(loop: Loop) -> tuple[Loop, WideSums | None]:
                 outs[i] = outs[i] + jaxprs.value(known, v).astype(outs[i].dtype)
         return outs
 
+    def adapter(run: RunLoop, consts: Values, init: Values, xs: Values, length: Length) -> Results:
+        wide_init = [jnp.asarray(x, aval.dtype) for x, aval in zip(init, wide)]
+        last, ys = run(consts, wide_init, xs, length)
+        return [x.astype(v.aval.dtype) for x, v in zip(last, loop.carry)], list(ys)
+
     avals = [v.aval for v in loop.consts] + wide + [v.aval for v in loop.xs]
-    dtypes = WideSums(
-        wide=tuple(aval.dtype for aval in wide),
-        narrow=tuple(v.aval.dtype for v in loop.carry),
-    )
-    return loop.traced(step, avals, len(loop.carry)), dtypes
+    return loop.traced(step, avals, len(loop.carry)), adapter

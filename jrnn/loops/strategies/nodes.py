@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from jrnn.jaxprs import primitives
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.times import Estimate, estimate
-from jrnn.loops.ir import Loop, Results, RunLoop, scan_in_chunks
+from jrnn.loops.ir import Adapter, Loop, Results, scan_in_chunks
 from jrnn.loops.ir.description import Description, contractions, described, items
 from jrnn.loops.passes import SplitLoop, widen_sums
 from jrnn.loops.passes.carries_in_place import writes_in_place
@@ -50,20 +50,6 @@ class Steps:
         return described(self.loop)
 
 
-class Adapter(Protocol):
-    """Converts the constants, carries, inputs and outputs of a loop for a rewritten loop, and back."""
-
-    def adapt(
-        self,
-        run: RunLoop,
-        consts: Values,
-        init: Values,
-        xs: Values,
-        length: Any,
-    ) -> Results:
-        """Runs the original loop by `run`, which runs the rewritten one."""
-
-
 @dataclass(frozen=True)
 class Adapted:
     """Runs a loop with other arrays, such as wide sums, packs or stacks.
@@ -85,7 +71,7 @@ class Adapted:
         xs: Values,
         length: Any,
     ) -> Results:
-        return self.adapter.adapt(self.inner.run, consts, init, xs, length)
+        return self.adapter(self.inner.run, consts, init, xs, length)
 
     def estimate(self, estimator: Estimator) -> Estimate:
         return self.inner.estimate(estimator)

@@ -24,13 +24,13 @@ from jrnn.loops.costs.constants import CHUNKS
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.target import Target
 from jrnn.loops.costs.times import size_in_words
-from jrnn.loops.ir import Loop, Options, ScanParams, Unsupported, derived
+from jrnn.loops.ir import Adapter, Loop, Options, ScanParams, Unsupported, derived
 from jrnn.loops.passes import compose_views
 from jrnn.loops.passes.canonical import SIMPLIFICATIONS, reads_array_literals
 from jrnn.loops.passes.canonical.constant_carries import eliminate_carries
 from jrnn.loops.passes.canonical.unpack import unpack_carries
 from jrnn.loops.plan import LAX_SCAN, Candidate, Plan, Rejected, cheapest
-from jrnn.loops.strategies.nodes import Adapter, Steps, adapted
+from jrnn.loops.strategies.nodes import Steps, adapted
 
 NAME = "chunks"
 

@@ -65,7 +65,7 @@ def _few_kernels(residual: Loop, devices: int) -> Node:
     is_alone = (
         devices == 1
     )  # parts of arrays that are divided among devices would move to be joined
-    staged, constants = one_kernel_per_stage(residual, stack=is_alone)
+    staged, adapter = one_kernel_per_stage(residual, stack=is_alone)
     prepared = split(staged)
     loop = prepared.residual
     if jaxprs.is_known(loop.length) and len(loop.eqns) <= _MAX_EQUATIONS:
@@ -76,4 +76,4 @@ def _few_kernels(residual: Loop, devices: int) -> Node:
     steps = steps_with_wide_sums(loop)
     inner = steps if packs is None else Adapted(steps, packs)
     remark = f"{loop.unroll} steps in one iteration of the loop, which writes {len(loop.ys)} arrays"
-    return Adapted(Split(prepared, inner), constants, (remark,))
+    return Adapted(Split(prepared, inner), adapter, (remark,))

@@ -36,7 +36,7 @@ class AxisOrder:
     ys: tuple[LayoutChange, ...]
     transposed_bytes: int = 0
 
-    def adapt(
+    def __call__(
         self,
         run: RunLoop,
         consts: Values,

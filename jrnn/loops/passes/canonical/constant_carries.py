@@ -36,7 +36,7 @@ class EliminatedCarries:
     counters: tuple[tuple[int, int], ...]
     reverse: bool
 
-    def adapt(
+    def __call__(
         self,
         run: RunLoop,
         consts: Values,

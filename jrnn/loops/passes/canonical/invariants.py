@@ -7,37 +7,18 @@ step computes from constants is computed at each step, where once suffices.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.jaxprs.tangents import is_smooth
-from jrnn.loops.ir import Length, Loop, Results, RunLoop, Values
+from jrnn.loops.ir import Adapter, Length, Loop, Results, RunLoop, Values
 
 
-@dataclass(frozen=True)
-class HoistedInvariants:
-    """The constants of the rewritten loop: some constants of the original one, and values that are computed from them."""
+def hoist_invariants(loop: Loop) -> tuple[Loop, Adapter | None]:
+    """Returns the loop with invariant equations hoisted, and its adapter; None if nothing is hoisted.
 
-    loop: Loop
-    consts: tuple[Var, ...]
-
-    def adapt(
-        self,
-        run: RunLoop,
-        consts: Values,
-        init: Values,
-        xs: Values,
-        length: Length,
-    ) -> Results:
-        env = dict(zip(self.loop.consts, consts))
-        eqns, _ = jaxprs.needed(self.loop.eqns, self.consts, {*self.loop.consts})
-        jaxprs.evaluate(eqns, env)
-        return run([env[v] for v in self.consts], init, xs, length)
-
-
-def hoist_invariants(loop: Loop) -> tuple[Loop, HoistedInvariants | None]:
-    """Returns the loop with invariant equations hoisted, and its new constants; None if nothing is hoisted.
+    Its constants are some of the original one's, and values that are computed from them.
 
     The reverse loop adds up a gradient of each constant. So a loop without products stays as it is if it would read more of
     them, as one that reads both a and 1 - a would.
@@ -57,8 +38,13 @@ def hoist_invariants(loop: Loop) -> tuple[Loop, HoistedInvariants | None]:
     has_products = any(map(primitives.is_contraction, rest))
     if not has_products and _summed_bytes(consts) > _summed_bytes(before):
         return loop, None
-    smaller = replace(loop, consts=consts).with_eqns(rest, loop.outputs)
-    return smaller, HoistedInvariants(loop, consts)
+    eqns, _ = jaxprs.needed(loop.eqns, consts, {*loop.consts})
+
+    def adapter(run: RunLoop, values: Values, init: Values, xs: Values, length: Length) -> Results:
+        env = jaxprs.evaluate(eqns, dict(zip(loop.consts, values)))
+        return run(jaxprs.take(env, consts), init, xs, length)
+
+    return replace(loop, consts=consts).with_eqns(rest, loop.outputs), adapter
 
 
 def _summed_bytes(constants: Iterable[Var]) -> int:

@@ -16,7 +16,7 @@ from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Env, Eqn, Var
-from jrnn.loops.ir import Length, Loop, Results, RunLoop, Values
+from jrnn.loops.ir import Adapter, Length, Loop, Results, RunLoop, Values
 
 
 @dataclass(frozen=True)
@@ -65,32 +65,8 @@ class Lookup:
         return jax.lax.switch(which, [in_any_order, in_order, backwards])
 
 
-@dataclass(frozen=True)
-class HoistedLookups:
-    """Which lookups of the original loop are the last inputs of the rewritten one."""
-
-    loop: Loop
-    lookups: tuple[Lookup, ...]
-
-    def adapt(
-        self,
-        run: RunLoop,
-        consts: Values,
-        init: Values,
-        xs: Values,
-        length: Length,
-    ) -> Results:
-        env = dict(zip(self.loop.consts, consts))
-        stacked = dict(zip(self.loop.xs, xs))
-        jaxprs.over_time(self.loop.eqns, [lookup.index for lookup in self.lookups], env, stacked)
-        looked_up = []
-        for lookup in self.lookups:
-            looked_up.append(lookup.over_time(self.loop.eqns, env, stacked, length))
-        return run(consts, init, [*xs, *looked_up], length)
-
-
-def hoist_lookups(loop: Loop, constants: Collection[Var]) -> tuple[Loop, HoistedLookups | None]:
-    """Returns the loop with lookups of some of its constants as inputs, and which they are; None if there is none.
+def hoist_lookups(loop: Loop, constants: Collection[Var]) -> tuple[Loop, Adapter | None]:
+    """Returns the loop with lookups of some of its constants as its last inputs, and its adapter; None if there is none.
 
     The inputs are no larger than the constants. Invariant: every value is unchanged.
     """
@@ -103,9 +79,17 @@ def hoist_lookups(loop: Loop, constants: Collection[Var]) -> tuple[Loop, Hoisted
             lookups.append(lookup)
     if not lookups:
         return loop, None
+
+    def adapter(run: RunLoop, consts: Values, init: Values, xs: Values, length: Length) -> Results:
+        env = dict(zip(loop.consts, consts))
+        stacked = dict(zip(loop.xs, xs))
+        jaxprs.over_time(loop.eqns, [lookup.index for lookup in lookups], env, stacked)
+        looked_up = [lookup.over_time(loop.eqns, env, stacked, length) for lookup in lookups]
+        return run(consts, init, [*xs, *looked_up], length)
+
     results = [lookup.eqn.outvars[0] for lookup in lookups]
     with_inputs = replace(loop, xs=(*loop.xs, *results))
-    return with_inputs.with_eqns(loop.eqns, loop.outputs), HoistedLookups(loop, tuple(lookups))
+    return with_inputs.with_eqns(loop.eqns, loop.outputs), adapter
 
 
 def _is_short(loop: Loop, lookup: Lookup) -> bool:

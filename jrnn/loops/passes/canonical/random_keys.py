@@ -32,7 +32,7 @@ class HoistedKeys:
     key_loop: Loop
     xs_read: tuple[Var, ...]
 
-    def adapt(
+    def __call__(
         self,
         run: RunLoop,
         consts: Values,

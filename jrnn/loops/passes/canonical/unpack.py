@@ -100,7 +100,7 @@ class UnpackedCarries:
 
     packings: tuple[Packing, ...]
 
-    def adapt(
+    def __call__(
         self,
         run: RunLoop,
         consts: Values,
