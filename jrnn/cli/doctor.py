@@ -34,6 +34,11 @@ USES = {
     "tensorboard": "TensorBoard",
     "text": "tokenizers",
     "lmdb": "databases that Caffe2 wrote",
+    "hub": "models of the Hugging Face hub",
+    "wandb": "Weights & Biases",
+    "trackio": "Trackio",
+    "mlflow": "MLflow",
+    "completion": "completion in a shell",
 }
 
 

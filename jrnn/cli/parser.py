@@ -1,4 +1,4 @@
-"""The arguments of every command. A command's function is in `training`, `nets` or `tools`."""
+"""The arguments of every command. A command's function is in `training`, `nets` or `tools`; one prints these arguments."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from jrnn.bench.sizes import CELLS, MODES
 from jrnn.cli import nets, tools, training
+from jrnn.errors import UsageError, needs_extra
 from jrnn.loops import COMPARED_EXECUTORS
 from jrnn.version import __version__
 
@@ -32,7 +33,8 @@ def make_parser() -> argparse.ArgumentParser:
         dest="command", prog="jrnn", metavar="COMMAND", help=argparse.SUPPRESS
     )
     for function, name, summary, add_options in itertools.chain(*COMMANDS.values()):
-        p = commands.add_parser(name, description=f"{summary[0].upper()}{summary[1:]}.")
+        described = f"{summary[0].upper()}{summary[1:]}."
+        p = commands.add_parser(name, description=described, help=summary)
         p.set_defaults(function=function)
         options = _Options(p)
         options.flag("--debug", "show the traceback of an error")
@@ -46,7 +48,7 @@ def _listed() -> str:
     for title, group in COMMANDS.items():
         lines += ["", f"{title}:"]
         for _, name, summary, _ in group:
-            lines.append(f"  {name:10}{summary}")
+            lines.append(f"  {name:12}{summary}")
     return "\n".join(lines[1:])
 
 
@@ -107,6 +109,30 @@ class _Options:
             "a blob's value: FILE.npy, a JSON number or list, or normal[2,3] for random numbers of that shape"
         )
         self.seed("the seed of random operators and of normal[...]")
+
+
+def _completion(p: _Options) -> None:
+    p.argument("shell", "bash, zsh, fish, tcsh or powershell", metavar="SHELL")
+
+
+def completion_command(args: argparse.Namespace) -> int:
+    """Prints a script by which a shell completes commands, options and the names of files."""
+    try:
+        import shtab
+    except ImportError:
+        raise UsageError(needs_extra("jrnn completion", "completion")) from None
+    if args.shell not in shtab.SUPPORTED_SHELLS:
+        known = ", ".join(shtab.SUPPORTED_SHELLS)
+        raise UsageError(f"there is no completion for {args.shell!r}; known are {known}")
+    parser = make_parser()
+    commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    commands.help = "the command"  # shtab leaves out what has no help
+    for command in commands.choices.values():
+        for action in command._actions:
+            if action.type in (_path, _file):
+                action.complete = shtab.FILE
+    print(shtab.complete(parser, args.shell))
+    return 0
 
 
 def _nothing(p: _Options) -> None:
@@ -445,6 +471,12 @@ COMMANDS: dict[str, tuple[tuple[Any, str, str, Callable[[_Options], None]], ...]
             "doctor",
             "print packages and devices, and how to install what is missing",
             _nothing,
+        ),
+        (
+            completion_command,
+            "completion",
+            "print a script for a shell that completes commands, options and names of files",
+            _completion,
         ),
     ),
 }

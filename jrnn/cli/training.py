@@ -15,12 +15,12 @@ import jax
 from jrnn.cli.lost import end_in_one_line
 from jrnn.cli.output import INTERRUPTED, MISTAKE, say_written, terminal, write_json
 from jrnn.cli.tools import wide_console
-from jrnn.errors import CheckpointError, ConfigError, DataError, TrainError, UsageError, printable
+from jrnn.errors import ConfigError, DataError, TrainError, UsageError, printable
 from jrnn.files import read_text, write_whole
 from jrnn.files.corpus import tokenize
 from jrnn.files.progress import Heartbeat
 from jrnn.loops import host
-from jrnn.models import load
+from jrnn.models.hub import is_of_hub
 from jrnn.models.text import is_model, write_text
 from jrnn.train import load_config, load_run, train
 from jrnn.train.config import (
@@ -172,14 +172,9 @@ def _given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
 
 
 def sample_command(args: argparse.Namespace) -> int:
-    if is_model(args.run):
+    if is_model(args.run) or is_of_hub(args.run):
         return _sample_model(args)
-    try:
-        model = load_run(args.run)
-    except CheckpointError:
-        if not Path(args.run).parent.exists():
-            load(args.run)  # raises, and says how to download a model of the hub
-        raise
+    model = load_run(args.run)
     if args.stop or _given(args, OF_MODELS):
         options = ", ".join(OF_MODELS).replace("_", "-").replace(" ", " --")
         raise UsageError(f"--{options} and --stop are for folders of pretrained models")

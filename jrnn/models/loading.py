@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,6 +21,7 @@ from jrnn.files.reading import available
 from jrnn.models.families import FAMILIES, family_of
 from jrnn.models.families.mamba import of_mamba_ssm
 from jrnn.models.files import Tensors, parameter
+from jrnn.models.hub import folder_of
 from jrnn.models.model import LanguageModel
 
 # methods whose tensors are dequantized
@@ -40,7 +39,12 @@ BESIDE_TEXT_CONFIG = (
 )
 
 
-def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) -> LanguageModel:
+def load(
+    folder: str | PathLike[str],
+    *,
+    revision: str | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+) -> LanguageModel:
     """Reads a model from config.json and weights, as `save_pretrained` of transformers or mamba_ssm writes them.
 
     Tensors are read one after the other and keep their types, so that memory holds little more than the file's bytes.
@@ -49,7 +53,9 @@ def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) 
         folder: has config.json and model.safetensors, or several files with model.safetensors.index.json; or
             pytorch_model.bin, which torch reads with `weights_only=True` if it is installed. Of a model with `text_config`,
             such as qwen3_5, the language model is loaded. An output layer that differs from the embedding to which
-            config.json ties it is kept, with a warning.
+            config.json ties it is kept, with a warning. Or `owner/name` of the Hugging Face hub, if there is no such folder:
+            its files are downloaded once (extra `hub`).
+        revision: the branch, tag or commit of a model of the hub. None: the hub's default.
         mesh: devices that share the parameters: the longest axis of each that the number of devices divides is divided.
             None: the default device holds all.
 
@@ -65,12 +71,7 @@ def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) 
     >>> model.family.name, model.config.hidden_size
     ('mamba', 8)
     """
-    folder = Path(folder)
-    if not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder)):
-        raise FormatError(
-            f"there is no folder {folder}; jrnn downloads nothing. For that model of the Hugging Face hub: "
-            f"hf download {folder} --local-dir {folder.name}, and then load({folder.name!r})"
-        )
+    folder = folder_of(folder, revision)
     model = model_of(read_text(folder / "config.json", FormatError), str(folder / "config.json"))
     tensors = Tensors(folder, model.family)
     names = model.decoder.names

@@ -14,6 +14,7 @@ import numpy as np
 from jrnn.errors import ConfigError, DataError
 from jrnn.files import kind_of, parse_json, read_json
 from jrnn.files.reading import read_tokenizer
+from jrnn.models.hub import folder_of
 from jrnn.models.loading import load
 
 
@@ -48,13 +49,14 @@ def write_text(
         DataError: if the prompt has no tokens, or tokens that the model does not know.
         ConfigError, FormatError: as `load`.
     """
+    folder = folder_of(folder)
     model = load(folder)
-    encode, decode = _tokenizer(Path(folder))
+    encode, decode = _tokenizer(folder)
     tokens = encode(prompt)
     if not tokens:
         raise DataError("the prompt has no tokens; give --prompt with at least one")
     given = parse_json(model.text, f"{folder}: config.json", ConfigError, finite=False)
-    if kind_of(path := Path(folder) / "generation_config.json"):
+    if kind_of(path := folder / "generation_config.json"):
         given |= read_json(path, ConfigError, finite=False)
     ends = given.get("eos_token_id")
     ends = {end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)}

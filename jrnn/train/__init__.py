@@ -4,8 +4,8 @@ In: a config, and data on disk. Out: a run directory with metrics, checkpoints a
 """
 
 from jrnn.train.config import Config, load_config
+from jrnn.train.loggers import Logger
 from jrnn.train.loop import Result, train
-from jrnn.train.metrics import Logger
 from jrnn.train.models import (
     FEATURE_MODELS,
     TOKEN_MODELS,

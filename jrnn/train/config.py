@@ -91,7 +91,7 @@ class TrainConfig:
     checkpoint_every: Positive = 250  # steps between checkpoints
     keep: Positive = 2  # checkpoints kept
     devices: Natural = 1  # devices that share each batch; 0: all that there are
-    # of additional metrics next to metrics.jsonl: tensorboard, csv, MODULE:NAME
+    # of additional metrics next to metrics.jsonl: tensorboard, csv, wandb, trackio, mlflow, MODULE:NAME
     loggers: list[str] = field(default_factory=list)
     # of products and activations; parameters stay float32
     precision: Literal["float32", "bfloat16"] = "float32"

@@ -24,6 +24,7 @@ from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config
 from jrnn.train.devices import NOWHERE, Devices
 from jrnn.train.disagreements import MEMBER, GradientCheck, first_not_finite
+from jrnn.train.loggers import open_loggers
 from jrnn.train.metrics import (
     LIMIT,
     MetricsFile,
@@ -32,7 +33,6 @@ from jrnn.train.metrics import (
     Recorder,
     best_first,
     describe,
-    open_loggers,
     own,
     read_validations,
 )

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TextIO
+from typing import Annotated, Any, TextIO
 
 import numpy as np
 
-from jrnn.convert.named import load_named
-from jrnn.errors import ConfigError, DataError, TrainError, describe_value, needs_extra, printable
+from jrnn.errors import DataError, TrainError, describe_value
 from jrnn.files import AtLeast, append_to, checked, kind_of, parse_json, read_file, write_whole
 from jrnn.files.reading import free
 from jrnn.train.config import TrainConfig
+from jrnn.train.loggers import Logger, Values
 from jrnn.train.step import Measured
 from jrnn.train.tasks import Task
-
-Values = Mapping[str, float]
 
 _OF_TRAINING = ("step", "loss", "gradient_norm", "items_per_second", "refused", "validation_loss")
 Step = Annotated[int, AtLeast(0, 2**63 - 1)]  # the number of a step in a file
@@ -267,113 +262,3 @@ class Recorder:
         self._report.say(f"step {step}: {what}; skipped")
         if self._in_a_row == MOST_SKIPS:
             raise NotFinite(step, f"{what}, and so were the {MOST_SKIPS - 1} steps before it")
-
-
-class Logger(Protocol):
-    """Gets the numbers of each step and each validation, in their order.
-
-    A key `train.loggers` of a config names functions `(run, config, resume_at) -> Logger`, `"MODULE:NAME"`: of the run
-    directory, the whole `Config`, and the step that a run is continued from, or None. Steps after it are measured again.
-
-    >>> class Printed:
-    ...     def write(self, step, values):
-    ...         print(step, values)
-    ...
-    ...     def close(self):
-    ...         pass
-    >>> Printed().write(10, {"loss": 2.5})
-    10 {'loss': 2.5}
-    """
-
-    def write(self, step: int, values: Values) -> None: ...
-
-    def close(self) -> None:
-        """Called when the run ends, in whatever way."""
-        ...
-
-
-class TensorBoard:
-    """Events for TensorBoard, in the folder `tensorboard` of the run; events after the step to continue from are hidden."""
-
-    def __init__(self, run: Path, config: Any, resume_at: int | None):
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            raise ConfigError(needs_extra("train.loggers: tensorboard", "tensorboard")) from None
-        purge = None if resume_at is None else resume_at + 1
-        self._writer = SummaryWriter(str(run / "tensorboard"), purge_step=purge)
-
-    def write(self, step: int, values: Values) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(printable(name), value, step)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class Csv:
-    """The file metrics.csv of the run: step, name, value; rows after the step to continue from are dropped."""
-
-    def __init__(self, run: Path, config: Any, resume_at: int | None):
-        self._path = run / "metrics.csv"
-        kept = [["step", "name", "value"]]
-        if resume_at is not None:
-            kept += [row for row in _rows(self._path) if int(row[0]) <= resume_at]
-        text = io.StringIO(newline="")
-        csv.writer(text).writerows(kept)
-        write_whole(self._path, text.getvalue().encode(), TrainError)
-        self._file = append_to(self._path, TrainError)
-        self._rows = csv.writer(self._file)
-
-    def write(self, step: int, values: Values) -> None:
-        try:
-            for name, value in values.items():
-                self._rows.writerow((step, name, value))
-            self._file.flush()
-        except OSError as e:
-            raise TrainError(
-                f"{self._path}: cannot be written: {e.strerror}; the last checkpoint is safe"
-            ) from None
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._file.close()
-
-
-def _rows(path: Path) -> list[list[str]]:
-    """Returns the whole rows of a file; none if there is no file."""
-    text = read_file(path, TrainError, free()).decode("utf-8", "replace") if kind_of(path) else ""
-    try:
-        rows = list(csv.reader(io.StringIO(text, newline="")))
-    except csv.Error:
-        return []
-    return [row for row in rows if len(row) == 3 and re.fullmatch("[0-9]{1,18}", row[0])]
-
-
-LOGGERS: dict[str, Callable[[Path, Any, int | None], Logger]] = {
-    "tensorboard": TensorBoard,
-    "csv": Csv,
-}
-
-
-def open_loggers(run: Path, config: Any, resume_at: int | None) -> list[Logger]:
-    """Returns the loggers of `train.loggers`.
-
-    Raises:
-        ConfigError: if there is no such logger, or it lacks `write` or `close`.
-    """
-    loggers: list[Logger] = []
-    for name in config.train.loggers:
-        if ":" not in name and name not in LOGGERS:
-            raise ConfigError(
-                f"train.loggers: there is no logger {name!r}; known are {', '.join(LOGGERS)}, and MODULE:NAME"
-            )
-        make = LOGGERS.get(name) or load_named(name, ConfigError)
-        logger = make(run, config, resume_at)
-        missing = [part for part in ("write", "close") if not callable(getattr(logger, part, None))]
-        if missing:
-            raise ConfigError(
-                f"train.loggers: {name} returned a {type(logger).__name__} without {' and '.join(missing)}"
-            )
-        loggers.append(logger)
-    return loggers

@@ -32,6 +32,7 @@ from flax.traverse_util import flatten_dict
 from jrnn.convert.named import from_the_root
 from jrnn.errors import CheckpointError, ConfigError, DataError, JrnnError, TrainError
 from jrnn.files import checked, kind_of, read_json, write_whole
+from jrnn.models.hub import folder_of
 from jrnn.train.checkpoint import steps_in
 from jrnn.train.config import Config, load_config
 from jrnn.train.devices import ProcessLost
@@ -217,7 +218,8 @@ def _resolved(config: Config) -> Config:
         for key in keys:
             value = getattr(settings, key, None)
             if isinstance(value, str):
-                paths[key] = str(Path(value).absolute())
+                folder = folder_of(value) if key == "pretrained" else Path(value)
+                paths[key] = str(folder.absolute())
         tables[table] = replace(settings, **paths)
     if isinstance(kind := getattr(tables["model"], "kind", None), str) and ":" in kind:
         tables["model"] = replace(tables["model"], kind=from_the_root(kind))

@@ -3,6 +3,8 @@
 import argparse
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,7 +39,41 @@ def test_without_a_command_the_commands_are_listed(capsys):
     assert (out, end.value.code) == ("", 0) and capsys.readouterr().out == err
     for group in COMMANDS.values():
         for _, name, summary, _ in group:
-            assert f"\n  {name:10}{summary}\n" in err
+            assert f"\n  {name:12}{summary}\n" in err
+
+
+COMPLETE = """
+source "$1"
+COMP_WORDS=("${@:2}")
+COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+$(complete -p jrnn | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["tra"], ["train"]),
+        (["train", "--no-s"], ["--no-sample"]),
+        (["train", "mine"], ["mine.toml"]),
+    ],
+)
+def test_a_shell_completes_commands_options_and_files(words, wanted, tmp_path, capsys):
+    assert main(["completion", "bash"]) == 0
+    (tmp_path / "complete.sh").write_text(capsys.readouterr().out)
+    (tmp_path / "mine.toml").touch()
+    command = ["bash", "-c", COMPLETE, "bash", "complete.sh", "jrnn", *words]
+    completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert completed.stdout.split() == wanted, completed.stderr
+
+
+def test_a_shell_without_completion(capsys, monkeypatch):
+    assert main(["completion", "dos"]) == 2
+    assert "there is no completion for 'dos'; known are bash, zsh" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 2
+    assert "pip install 'jrnn[completion]'" in capsys.readouterr().err
 
 
 if __name__ == "__main__":

@@ -352,8 +352,6 @@ def test_the_command_writes_tokens(tmp_path, capsys):
     assert capsys.readouterr().err.endswith(
         "missing: is not a run directory: there is no such folder\n"
     )
-    assert main(["sample", "organization/model", "--stop", "x"]) == 2
-    assert "hf download organization/model --local-dir model" in capsys.readouterr().err
 
 
 def test_the_command_writes_text_with_a_tokenizer(tmp_path, capsys):
@@ -557,13 +555,6 @@ def test_an_output_layer_that_differs_is_kept_in_each_format(format, tmp_path, c
     loaded.save(tmp_path / "new")
     caplog.clear()
     assert models.load(tmp_path / "new").config == loaded.config and caplog.text == ""
-
-
-def test_a_name_of_the_hub_is_told_how_to_download():
-    with pytest.raises(
-        FormatError, match="hf download state-spaces/mamba-130m-hf --local-dir mamba-130m-hf"
-    ):
-        models.load("state-spaces/mamba-130m-hf")
 
 
 def test_half_supported_configs_say_which_key():

@@ -146,7 +146,7 @@ def test_a_logger_gets_what_metrics_jsonl_gets(folder, capsys):
     [
         (
             "tensorbord",
-            "there is no logger 'tensorbord'; known are tensorboard, csv, and MODULE:NAME",
+            "there is no logger 'tensorbord'; known are tensorboard, csv, wandb, trackio, mlflow, and MODULE:NAME",
         ),
         ("measures.py:no_logger", "returned a int without write and close"),
     ],

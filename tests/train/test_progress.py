@@ -15,7 +15,8 @@ from jrnn.errors import ConfigError
 from jrnn.files import progress
 from jrnn.files.progress import Clock, Heartbeat, RunProgress
 from jrnn.train import train
-from jrnn.train.metrics import Recorder, TensorBoard, read_metrics
+from jrnn.train.loggers import TensorBoard
+from jrnn.train.metrics import Recorder, read_metrics
 
 ROOT = Path(__file__).parents[2]
 

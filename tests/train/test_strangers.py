@@ -11,7 +11,8 @@ from jrnn.errors import CheckpointError, ConfigError, DataError, TrainError
 from jrnn.files import read_text
 from jrnn.files.tensors import load_npy, load_npz
 from jrnn.train import load_config, load_run, train
-from jrnn.train.metrics import MetricsFile, TensorBoard
+from jrnn.train.loggers import TensorBoard
+from jrnn.train.metrics import MetricsFile
 from jrnn.train.runs import curves, summarize
 from jrnn.train.tasks.classification import ClassificationData, read_examples
 from jrnn.train.tasks.forecast import read_columns

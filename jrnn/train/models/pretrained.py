@@ -9,7 +9,6 @@ import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -20,6 +19,7 @@ from jrnn.errors import ConfigError
 from jrnn.files import kind_of, read_text
 from jrnn.files.reading import read_tokenizer
 from jrnn.models import LanguageModel
+from jrnn.models.hub import folder_of
 from jrnn.models.loading import model_of, shapes_of
 from jrnn.train.models.interface import (
     Carry,
@@ -46,7 +46,9 @@ class PretrainedConfig:
     """A model in the files of the Hugging Face hub."""
 
     kind: Literal["pretrained"] = "pretrained"
-    pretrained: str | None = None  # its folder, with config.json and safetensors
+    pretrained: str | None = (
+        None  # its folder, with config.json and safetensors, or owner/name of the hub
+    )
     lora_rank: Natural = 0  # rank of trained matrices that are added to frozen ones; 0: none are
     lora_alpha: float = 16.0  # their product is multiplied by lora_alpha / lora_rank
     # patterns of the frozen ones' names
@@ -126,7 +128,7 @@ class PretrainedModel(Model):
 
     def files(self, tokenizer: str) -> dict[str, str]:
         """Returns the texts of the folder's `FILES`; the tokenizer's files only if it is `tokenizer`."""
-        folder = Path(str(self.config.pretrained))
+        folder = folder_of(str(self.config.pretrained))
         path = folder / "tokenizer.json"
         same = kind_of(path) == "a file" and read_tokenizer(path).to_str() == tokenizer
         texts = {}
