@@ -208,7 +208,7 @@ def by_steps(loop: Loop, target: Target) -> Candidate:
     """Returns the baseline: the candidate that leaves a loop to `jax.lax.scan`. XLA may copy its carries at each step."""
     cost = NO_COST
     if target.is_estimated:
-        cost = Estimator(loop, target.machine).whole_with_copies(copied_bytes(loop))
+        cost = Estimator(loop, target.machine).whole(copied_bytes=copied_bytes(loop))
     return Candidate(LAX_SCAN, cost, Steps(loop))
 
 

@@ -39,6 +39,7 @@ class Row:
         positions: the operands that are indices or predicates.
         definition: the primitive as a function of arrays, made of other primitives, for rooms without a rule of their own.
         cost: the time of one element, compared with tanh; None for the time of an addition, 0.0 for what is free.
+        calls: of a library, for one evaluation; 0.0 for a part of another kernel, None for a kernel of its own.
         axes: how axes follow from an operand to a result (`shapes.py`); None if they are not followed.
         resize: the parameters for operands of other sizes, where they contain sizes.
         image: numbers between which all results lie.
@@ -68,6 +69,7 @@ class Row:
     positions: Container[int] = ()
     definition: Callable[..., Array] | None = None
     cost: float | None = None
+    calls: float | None = None
     axes: AxisRule | None = None
     resize: ResizeRule | None = None
     image: tuple[float, float] | None = None
@@ -98,16 +100,16 @@ _KINDS = (
     Row("placement", cheap=True, cost=0.0),
     Row("reduction", cheap=True, axes=shapes.without("axes")),
     Row("running", axes=shapes.along_others("axis")),
-    Row("product", heavy=True),
+    Row("product", heavy=True, calls=1.0),
     Row("solver", heavy=True),
     Row("transform", heavy=True),
     Row("order"),
     Row("window"),
-    Row("lookup", heavy=True),
+    Row("lookup", heavy=True, calls=0.0),
     Row("update"),
     Row("draw", heavy=True),
     Row("key", cost=0.0),
-    Row("barrier", axes=shapes.same, moves=False),
+    Row("barrier", cost=0.0, axes=shapes.same, moves=False),
 )
 _DEFAULTS: dict[str, Row] = {row.kind: row for row in _KINDS}
 

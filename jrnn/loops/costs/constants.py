@@ -40,11 +40,9 @@ class NativeKernelCosts(NamedTuple):
 
 class EquationCosts(NamedTuple):
     """What single equations cost on XLA:CPU, in the rates of a machine. A "function" is the time of one value of `tanh`.
+    The table of primitives has what one element costs (`Row.cost`).
 
     Attributes:
-        sorting_functions: an element of a sort, in functions, for each doubling of the length.
-        selecting_functions: an element of a `top_k`.
-        running_functions: an element of a running sum or maximum.
         placed_functions: an element that a lookup or an update places.
         index_functions: an index of a lookup or an update at one step.
         index_functions_of_all_steps: the same for all steps together, which XLA:CPU does not vectorize.
@@ -55,7 +53,6 @@ class EquationCosts(NamedTuple):
         draw_kernels_in_one: the kernels of a draw at one step whose rounds are one kernel (jax 0.10.2: 0.6 us for 4 to 128
             words).
         draw_kernels_in_several: the same if they are several (2.9 us for 160 to 1,024 words).
-        gamma_functions: a number of the gamma distribution, which is drawn by rejection: 200 ns with jax 0.12.
         min_elements: arrays with fewer elements cost as much as arrays with this number.
         unvectorized_from, unvectorized_to: XLA:CPU unrolls loops over this range of elements, more than a vector has, and
             computes functions of each by itself: with jax 0.12 a step with one logistic function of 8, 16 and 64 elements
@@ -74,13 +71,9 @@ class EquationCosts(NamedTuple):
         packed_bytes_of_result: results of many steps at once leave these caches: each byte takes as long as packing this
             number.
         convolution_operations: an operation of a small convolution, in operations of a product.
-        convolution_calls: the call of a convolution, in calls of a product.
         word_operations: an operation on random words, which stay in registers inside of a kernel.
     """
 
-    sorting_functions: float = 8
-    selecting_functions: float = 7
-    running_functions: float = 7
     placed_functions: float = 0.5
     index_functions: float = 3
     index_functions_of_all_steps: float = 30
@@ -91,7 +84,6 @@ class EquationCosts(NamedTuple):
     draw_kernels_of_all_steps: int = 70
     draw_kernels_in_one: int = 6
     draw_kernels_in_several: int = 29
-    gamma_functions: float = 300
     min_elements: int = 24
     unvectorized_from: int = 9
     unvectorized_to: int = 32
@@ -107,7 +99,6 @@ class EquationCosts(NamedTuple):
     min_packed_caches: float = 0.25
     packed_bytes_of_result: float = 4
     convolution_operations: float = 4
-    convolution_calls: float = 6
     word_operations: float = 0.4
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Eqn, Var, primitives
+from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.jaxprs.jax_internals import XLA_MAKES_ONE_KERNEL
 from jrnn.loops.costs.constants import EQUATIONS
 from jrnn.loops.costs.machines import CPU, Machine
@@ -60,26 +60,28 @@ def selects(eqn: Eqn) -> bool:
 
 def call_seconds(eqn: Eqn, machine: Machine, all_steps: bool = False) -> float:
     """Returns what an equation costs at each call, for one step or for many. Tiny products are slower, but are not calls."""
+    row = primitives.row_of(eqn)
     if eqn.primitive.name == "dot_general":
-        if all_steps:
-            return machine.bulk_call
-        if is_matvec(eqn) and machine.elementwise_trip < machine.kernel:
-            return 0.0  # a kernel a loop, as on a CPU: the product is in it
-        is_written_out = has_one_row(eqn) and jaxprs.operations(eqn) <= LARGE_PRODUCT
-        slower = EQUATIONS.one_row_fraction if is_written_out else 1
-        return machine.kernel + slower * _tiny_seconds(eqn, machine)
-    if primitives.is_kind(eqn, "draw"):
-        kernels = _draw_kernels(eqn, machine)
-        return (EQUATIONS.draw_kernels_of_all_steps if all_steps else kernels) * machine.kernel
-    if primitives.is_kind(eqn, "lookup") or eqn.primitive.name == "dynamic_update_slice":
-        return 0.0  # part of a kernel
-    if eqn.primitive.name == "conv_general_dilated":
-        return EQUATIONS.convolution_calls * machine.call
-    return machine.call if primitives.is_contraction(eqn) else machine.kernel
+        return _product_call(eqn, machine, all_steps)
+    if row.kind == "draw":
+        return _draw_kernels(eqn, machine, all_steps) * machine.kernel
+    return machine.kernel if row.calls is None else row.calls * machine.call
 
 
-def _draw_kernels(eqn: Eqn, machine: Machine) -> int:
-    """Returns the kernels of a draw at one step, whose rounds are an inner loop: none if it is part of the step's kernel."""
+def _product_call(eqn: Eqn, machine: Machine, all_steps: bool) -> float:
+    if all_steps:
+        return machine.bulk_call
+    if is_matvec(eqn) and machine.makes_one_kernel:
+        return 0.0  # the product is in the kernel of the loop
+    is_written_out = has_one_row(eqn) and jaxprs.operations(eqn) <= LARGE_PRODUCT
+    slower = EQUATIONS.one_row_fraction if is_written_out else 1
+    return machine.kernel + slower * _tiny_seconds(eqn, machine)
+
+
+def _draw_kernels(eqn: Eqn, machine: Machine, all_steps: bool) -> int:
+    """Returns the kernels of a draw. At one step its rounds are an inner loop, or part of the step's kernel."""
+    if all_steps:
+        return EQUATIONS.draw_kernels_of_all_steps
     if machine.one_kernel_bytes == math.inf:
         return 0
     is_one_kernel = 2 * sum(map(jaxprs.nbytes, eqn.outvars)) <= machine.one_kernel_bytes
@@ -164,6 +166,31 @@ def operation_seconds(eqn: Eqn, machine: Machine) -> float:
     )
 
 
+class _Run(NamedTuple):
+    """How an equation runs that is not fused.
+
+    Attributes:
+        machine: the constants.
+        all_steps: it is computed for all steps together.
+        reads_all: all of its operands differ between steps, or it is computed for one step.
+        size: the bytes that it reads and writes.
+        moved: the time of reading and writing these bytes.
+        elements: of its largest result.
+    """
+
+    machine: Machine
+    all_steps: bool
+    reads_all: bool
+    size: int
+    moved: float
+    elements: int
+
+    def function_seconds(self, eqn: Eqn, elements: float) -> float:
+        """Returns the time of some elements of the equation's function."""
+        cost = primitives.row_of(eqn).cost
+        return elements * self.machine.function * (1.0 if cost is None else cost)
+
+
 def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) -> float:
     """Returns the time of a product, a convolution, a solver, a sort, a draw or a running sum, without its call.
 
@@ -172,88 +199,80 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
         moving: the values that differ between steps, if it is computed for all steps together; None for one step.
         machine: the constants.
     """
-
-    def is_read(atom: Atom) -> bool:
-        return moving is None or jaxprs.is_in(atom, moving)
-
-    name = eqn.primitive.name
-    all_steps = moving is not None
-    read_bytes = sum(jaxprs.nbytes(a) for a in eqn.invars if is_read(a))
-    size = sum(map(jaxprs.nbytes, eqn.outvars)) + read_bytes
-    moved = machine.reading(size, size)
-    count = max((jaxprs.elements(v.aval.shape) for v in eqn.outvars), default=0)
-    if name == "dot_general":
-        is_of_all = all(map(is_read, eqn.invars))
-        return _matrix_product_seconds(eqn, all_steps, is_of_all, size, moved, machine)
-    if name == "conv_general_dilated":
-        calls = all_steps and all(map(is_read, eqn.invars))  # a group for each step
-        return _convolution_seconds(eqn, count, moved, machine) + (
-            calls * EQUATIONS.convolution_calls * machine.call
-        )
-    if primitives.is_kind(eqn, "solver"):
-        return _solver_seconds(eqn, all_steps, machine)
-    if name == "optimization_barrier":
-        return moved
-    if primitives.is_kind(eqn, "order"):
-        shape = eqn.invars[0].aval.shape
-        functions = EQUATIONS.selecting_functions
-        if name == "sort":
-            functions = EQUATIONS.sorting_functions * math.log2(jaxprs.extent(shape[-1]) + 1)
-        return functions * jaxprs.elements(shape) * machine.function
-    if name == "random_gamma":
-        return EQUATIONS.gamma_functions * count * machine.function
-    if primitives.is_kind(eqn, "draw"):
-        functions = EQUATIONS.draw_functions * max(count, EQUATIONS.draw_min_elements)
-        if all_steps:
-            drawn = max(count, EQUATIONS.draw_min_elements_of_all_steps)
-            functions = EQUATIONS.draw_functions_of_all_steps * drawn
-        return moved + functions * machine.function
-    slower = EQUATIONS.running_functions if primitives.is_kind(eqn, "running") else 1
-    return moved + slower * count * machine.function
+    read = [a for a in eqn.invars if moving is None or jaxprs.is_in(a, moving)]
+    size = sum(map(jaxprs.nbytes, (*eqn.outvars, *read)))
+    run = _Run(
+        machine=machine,
+        all_steps=moving is not None,
+        reads_all=len(read) == len(eqn.invars),
+        size=size,
+        moved=machine.reading(size, size),
+        elements=max((jaxprs.elements(v.aval.shape) for v in eqn.outvars), default=0),
+    )
+    rule = primitives.rule_of(eqn, _RULES)
+    if rule is not None:
+        return rule(eqn, run)
+    return run.moved + run.function_seconds(eqn, run.elements)
 
 
-def _matrix_product_seconds(
-    eqn: Eqn, all_steps: bool, is_of_all: bool, size: int, moved: float, machine: Machine
-) -> float:
-    """Returns the time of a product: of its operations or of reading its operands, whichever takes longer.
-
-    Args:
-        eqn: the product.
-        all_steps: it is computed for all steps together.
-        is_of_all: both operands differ between steps, so that it is many products.
-        size: the bytes that it reads and writes.
-        moved: the time of reading and writing these bytes.
-        machine: the constants.
-    """
-    is_tiny = is_of_all if all_steps else is_matvec(eqn)
-    if not all_steps and is_one_row(eqn):
+def _matrix_product_seconds(eqn: Eqn, run: _Run) -> float:
+    """Returns the time of a product: of its operations or of reading its operands, whichever takes longer."""
+    machine = run.machine
+    moved = run.moved
+    is_tiny = run.reads_all if run.all_steps else is_matvec(eqn)
+    if not run.all_steps and is_one_row(eqn):
         lanes = EQUATIONS.vector_elements
         is_tiny = any(summed < lanes or 1 < rows < lanes for rows, summed in _sides(eqn))
-        if size <= machine.core_cache_bytes:
+        if run.size <= machine.core_cache_bytes:
             moved /= EQUATIONS.own_cache
     added = _tiny_seconds(eqn, machine) if is_tiny else 0.0
-    by_rows = EQUATIONS.transposed if jaxprs.is_by_rows(eqn) and not all_steps else 1.0
+    by_rows = EQUATIONS.transposed if jaxprs.is_by_rows(eqn) and not run.all_steps else 1.0
     return by_rows * max(operation_seconds(eqn, machine), moved) + added
 
 
-def _convolution_seconds(eqn: Eqn, count: int, moved: float, machine: Machine) -> float:
+def _convolution_seconds(eqn: Eqn, run: _Run) -> float:
     numbers = eqn.params["dimension_numbers"]
     kernel = eqn.invars[1].aval.shape
     taps = jaxprs.elements(kernel) // max(jaxprs.extent(kernel[numbers.rhs_spec[0]]), 1)
-    operations = EQUATIONS.convolution_operations * 2 * count * taps
-    return max(operations / machine.product_rate, moved)
+    operations = EQUATIONS.convolution_operations * 2 * run.elements * taps
+    seconds = max(operations / run.machine.product_rate, run.moved)
+    is_grouped = run.all_steps and run.reads_all  # a group for each step
+    return seconds + is_grouped * call_seconds(eqn, run.machine)
 
 
-def _solver_seconds(eqn: Eqn, all_steps: bool, machine: Machine) -> float:
+def _solver_seconds(eqn: Eqn, run: _Run) -> float:
     """Returns the time of a factorization or of the solution of systems. Of many matrices, each is one call."""
     shape = eqn.invars[0].aval.shape
     matrices = jaxprs.elements(shape[:-2])
-    is_batched = all_steps or matrices > 1
+    is_batched = run.all_steps or matrices > 1
     slower = 1.0
     if eqn.primitive.name == "triangular_solve" and is_batched:
         slower = EQUATIONS.batched_systems
     operations = jaxprs.elements(shape) * jaxprs.extent(shape[-1]) * EQUATIONS.solver_operations
-    return slower * (matrices * machine.call + operations / machine.product_rate)
+    return slower * (matrices * run.machine.call + operations / run.machine.product_rate)
+
+
+def _order_seconds(eqn: Eqn, run: _Run) -> float:
+    shape = eqn.invars[0].aval.shape
+    doublings = math.log2(jaxprs.extent(shape[-1]) + 1) if eqn.primitive.name == "sort" else 1
+    return run.function_seconds(eqn, doublings * jaxprs.elements(shape))
+
+
+def _draw_seconds(eqn: Eqn, run: _Run) -> float:
+    functions = EQUATIONS.draw_functions * max(run.elements, EQUATIONS.draw_min_elements)
+    if run.all_steps:
+        drawn = max(run.elements, EQUATIONS.draw_min_elements_of_all_steps)
+        functions = EQUATIONS.draw_functions_of_all_steps * drawn
+    return run.moved + functions * run.machine.function
+
+
+_RULES: dict[str, Callable[[Eqn, _Run], float]] = {  # by primitive or kind
+    "dot_general": _matrix_product_seconds,
+    "conv_general_dilated": _convolution_seconds,
+    "solver": _solver_seconds,
+    "order": _order_seconds,
+    "draw": _draw_seconds,
+}
 
 
 def indexing_seconds(eqn: Eqn, all_steps: bool, in_place: bool, machine: Machine) -> float:
@@ -301,9 +320,8 @@ def element_seconds(eqn: Eqn, machine: Machine = CPU, alone: bool = False) -> fl
     count = max(wide * elements, EQUATIONS.min_elements)
     if cost is not None:
         size = jaxprs.elements(eqn.outvars[0].aval.shape)
-        is_on_cpu = machine.elementwise_trip < machine.kernel
         is_unrolled = EQUATIONS.unvectorized_from <= size <= EQUATIONS.unvectorized_to
-        if alone and is_on_cpu and is_unrolled:
+        if alone and machine.makes_one_kernel and is_unrolled:
             count = EQUATIONS.unvectorized_functions * wide * size
         return count * machine.function * cost
     slower = 1.0

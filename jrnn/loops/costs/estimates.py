@@ -163,20 +163,18 @@ class Estimator:
         self._inside: dict[int, Costs] = {}
         self._parts: dict[tuple[Hashable, ...], Costs] = {}
 
-    def whole(self) -> Estimate:
-        """Returns the estimate of the loop as it is."""
-        inside = self.part(self.loop.eqns, self.loop.outputs)
-        return estimate(self.trips(self.loop, inside), inside.peak_bytes)
+    def whole(self, loop: Loop | None = None, copied_bytes: int = 0) -> Estimate:
+        """Returns the time and the memory of a loop that runs step by step.
 
-    def whole_with_copies(self, copied_bytes: int) -> Estimate:
-        """Returns the estimate of the loop as it is, if XLA copies some bytes of its carries at each step."""
-        whole = self.whole()
-        if not copied_bytes:
-            return whole
-        moved = self.machine.reading(copied_bytes, copied_bytes)
-        moved += self.machine.writing(copied_bytes, copied_bytes)
-        copies = {"elements": jaxprs.extent(self.loop.length) * moved}
-        return estimate(total(dict(whole.terms), copies), whole.memory + copied_bytes)
+        Args:
+            loop: the loop, or a part of it that is a loop; by default the loop itself.
+            copied_bytes: of carries that XLA copies at each step.
+        """
+        loop = loop or self.loop
+        inside = self.part(loop.eqns, loop.outputs)
+        moved = self.machine.moving(copied_bytes, copied_bytes)
+        copies = {"elements": jaxprs.extent(loop.length) * moved}
+        return estimate(total(self.trips(loop, inside), copies), inside.peak_bytes + copied_bytes)
 
     def sizes(self, variables: Iterable[Var]) -> int:
         return sum(map(self.size, variables))
@@ -392,10 +390,6 @@ class Estimator:
         machine = self.machine
         steps = jaxprs.extent(loop.length)
         ys = jaxprs.variables(loop.ys)
-        read_bytes = steps * self.sizes(loop.xs)
-        written_bytes = steps * self.sizes(ys)
-        stacks = machine.reading(read_bytes, read_bytes)
-        stacks += machine.writing(written_bytes, written_bytes)
         several_kernels = inside.calls or not self.is_small(loop, inside)
         work = inside.terms(machine, steps, inside.total_bytes, steps if several_kernels else 0)
         trips = steps * (machine.trip if several_kernels else machine.elementwise_trip)
@@ -410,7 +404,15 @@ class Estimator:
         if copies_all:
             copied.update(jaxprs.variables(loop.carry_out))
         trips += steps * machine.kernel * sum(map(copied.__contains__, ys))
-        return total(work, dict(calls=trips, stacks=stacks))
+        return total(work, dict(calls=trips, stacks=self.stack_seconds(loop)))
+
+    def stack_seconds(self, loop: Loop) -> float:
+        """Returns the time to read the inputs of all steps of a loop, and to write their outputs."""
+        steps = jaxprs.extent(loop.length)
+        read_bytes = steps * self.sizes(loop.xs)
+        written_bytes = steps * self.sizes(jaxprs.variables(loop.ys))
+        reading = self.machine.reading(read_bytes, read_bytes)
+        return reading + self.machine.writing(written_bytes, written_bytes)
 
     def sums(self, eqns: Sequence[Eqn]) -> Costs:
         """Returns what the sums after a loop cost. The result of a contraction over time is written once for all steps."""

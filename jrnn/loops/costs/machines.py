@@ -65,9 +65,22 @@ class Machine(NamedTuple):
     one_kernel_bytes: float = math.inf
     bfloat16: float = 1.0
 
+    @property
+    def makes_one_kernel(self) -> bool:
+        """Whether a loop that calls nothing is one kernel, as on a CPU."""
+        return self.elementwise_trip < self.kernel
+
     def reading(self, size: float, of: float) -> float:
         """Returns the time to read `size` bytes of arrays of `of` bytes in all."""
         return size / (self.cache_rate if of <= self.cache_bytes else self.read_rate)
+
+    def moving(self, size: float, of: float) -> float:
+        """Returns the time to write `size` bytes of arrays of `of` bytes in all, and to read them again."""
+        return self.writing(size, of) + self.reading(size, of)
+
+    def storing(self, size: float) -> float:
+        """Returns the time to write `size` bytes to new memory, however few, and to read them again."""
+        return size / self.write_rate + self.reading(size, size)
 
     def writing(self, size: float, of: float) -> float:
         """Returns the time to write `size` bytes of arrays of `of` bytes in all."""

@@ -6,9 +6,11 @@ it. `constants.TINY_LOOP` has the cycles of an operation on this path, of one ne
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.loops.costs.constants import EQUATIONS, TINY_LOOP
+from jrnn.loops.costs.constants import EQUATIONS, LANES, TINY_LOOP
 from jrnn.loops.costs.equation_costs import element_seconds
 from jrnn.loops.costs.machines import CPU
 from jrnn.loops.ir import Loop
@@ -56,6 +58,25 @@ def _longest_path(loop: Loop, is_fused: bool) -> float:
             if jaxprs.is_in(out, length):
                 longest = max(longest, length[out])
     return longest
+
+
+def tile_operations(eqns: Sequence[Eqn]) -> float:
+    """Returns the operations of equations that the kernel for CPUs computes for all steps of a tile."""
+    return sum([min(operations(eqn), TINY_LOOP.operations_of_function) for eqn in eqns])
+
+
+def lane_cycles(*, row_bytes: int, recurrences: int, selections: int, in_tile: float) -> float:
+    """Returns the cycles of a step of a loop over lanes, as one call of the kernel for CPUs.
+
+    Args:
+        row_bytes: the bytes of all lanes of a carry.
+        recurrences: the carries.
+        selections: how many of these are reset or held at each step, each counted once.
+        in_tile: the operations of a step next to the recurrences.
+    """
+    vectors = -(-row_bytes // LANES.vector_bytes)
+    recurrence = LANES.recurrence * recurrences + LANES.selection * selections
+    return vectors * (recurrence + LANES.operation * in_tile)
 
 
 def block_cycles(

@@ -14,7 +14,7 @@ from typing import Any
 
 from jrnn.jaxprs import primitives
 from jrnn.loops.costs.estimates import Estimator
-from jrnn.loops.costs.times import Estimate, estimate
+from jrnn.loops.costs.times import Estimate
 from jrnn.loops.ir import Adapter, Loop, Results, scan_in_chunks
 from jrnn.loops.ir.description import Description, contractions, described, items
 from jrnn.loops.passes import SplitLoop, widen_sums
@@ -41,8 +41,7 @@ class Steps:
         return self.loop.run(consts, init, xs, length)
 
     def estimate(self, estimator: Estimator) -> Estimate:
-        inside = estimator.part(self.loop.eqns, self.loop.outputs)
-        return estimate(estimator.trips(self.loop, inside), inside.peak_bytes)
+        return estimator.whole(self.loop)
 
     def describe(self) -> Description:
         if writes_in_place(self.loop):
@@ -117,8 +116,6 @@ class Split:
 
     def costs(self, estimator: Estimator) -> SplitCosts:
         """Returns the costs of all parts."""
-        if estimator.loop is not self.split_loop.loop:
-            estimator = Estimator(self.split_loop.loop, estimator.machine)
         return SplitCosts(estimator, self.split_loop, self.inner.estimate(estimator))
 
     def estimate(self, estimator: Estimator) -> Estimate:

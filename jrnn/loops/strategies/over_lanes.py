@@ -17,11 +17,10 @@ from jrnn.jaxprs import Var
 from jrnn.loops.costs.constants import LANES, TINY_LOOP
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.times import Estimate, Terms, estimate, total
-from jrnn.loops.costs.tiny_loops import operations
+from jrnn.loops.costs.tiny_loops import lane_cycles, tile_operations
 from jrnn.loops.ir import Length, Loop, Results, Unsupported, Values
 from jrnn.loops.ir.description import Description, described
 from jrnn.loops.strategies.context import Context
-from jrnn.loops.strategies.nodes import Steps
 
 if TYPE_CHECKING:
     from jrnn.loops.kernels.native.affine_call import AffineCall
@@ -55,15 +54,16 @@ class OverLanes:
     def _cycles(self) -> float:
         """Returns the cycles of a step."""
         call = self.call
-        row_bytes = jaxprs.elements(call.step.shape) * jnp.dtype(call.step.dtype).itemsize
-        vectors: int = -(-row_bytes // LANES.vector_bytes)
-        in_tile = 0.0
-        for eqn in call.tile_eqns:
-            in_tile += min(operations(eqn), TINY_LOOP.operations_of_function)
-        recurrence = LANES.recurrence * (len(call.step.recurrences) + len(call.sums))
-        for r in call.step.recurrences:
-            recurrence += LANES.selection * ((r.reset is not None) + (r.choice is not None))
-        return vectors * (recurrence + LANES.operation * in_tile)
+        step = call.step
+        selections = 0
+        for r in step.recurrences:
+            selections += (r.reset is not None) + (r.choice is not None)
+        return lane_cycles(
+            row_bytes=jaxprs.elements(step.shape) * jnp.dtype(step.dtype).itemsize,
+            recurrences=len(step.recurrences) + len(call.sums),
+            selections=selections,
+            in_tile=tile_operations(call.tile_eqns),
+        )
 
     def describe(self) -> Description:
         lanes = jaxprs.elements(self.call.step.shape)
@@ -84,7 +84,7 @@ def call_estimate(
     stacked = {*call.encoded.stacks, *call.outs}.difference(loop.xs, ys)
     read = [*call.encoded.stacks, *ys, *outer_sums]
     outer = estimator.part(call.outer_eqns, read, all_steps=True)
-    memory = Steps(loop).estimate(estimator).memory
+    memory = estimator.whole(loop).memory
     memory += steps * (estimator.sizes(stacked) + outer.peak_bytes)
     outer_terms = outer.terms(estimator.machine, steps, memory, 1)
     return estimate(total(kernel_terms, outer_terms), memory)

@@ -18,8 +18,8 @@ from jrnn.jaxprs.jax_internals import argument_names
 from jrnn.jaxprs.tangents import Linearized, is_smooth
 from jrnn.loops.affine.chunkwise.chunked import Chunkwise, check, chunkwise
 from jrnn.loops.affine.chunkwise.control_flow import expand_control
-from jrnn.loops.affine.chunkwise.estimate import step_by_step
 from jrnn.loops.costs.bounds import Bounds
+from jrnn.loops.costs.chunk_costs import step_by_step
 from jrnn.loops.costs.constants import CHUNKS
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.target import Target

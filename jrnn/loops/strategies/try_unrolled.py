@@ -22,13 +22,13 @@ from jrnn.loops.costs.bounds import ELEMENTWISE_MIN_GAIN
 from jrnn.loops.costs.constants import TINY_LOOP
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.times import Estimate, Terms, estimate
-from jrnn.loops.costs.tiny_loops import block_cycles, operations, step_cycles
+from jrnn.loops.costs.tiny_loops import block_cycles, operations, step_cycles, tile_operations
 from jrnn.loops.ir import Length, Loop, Results, Unsupported, Values
 from jrnn.loops.ir.description import Description, described
 from jrnn.loops.passes import NOTHING_MOVES
 from jrnn.loops.plan import Candidate
 from jrnn.loops.strategies.context import Context
-from jrnn.loops.strategies.nodes import Split, Steps
+from jrnn.loops.strategies.nodes import Split
 from jrnn.loops.strategies.over_lanes import call_estimate, over_lanes
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Unrolled:
         )
 
     def estimate(self, estimator: Estimator) -> Estimate:
-        whole = Steps(self.loop).estimate(estimator)
+        whole = estimator.whole(self.loop)
         ratio = step_cycles(self.loop, self.size) / step_cycles(self.loop)
         return estimate(_scaled(whole, ratio), whole.memory)
 
@@ -113,7 +113,7 @@ class InBlocks:
 
     def estimate(self, estimator: Estimator) -> Estimate:
         loop = self.loop
-        whole = Steps(loop).estimate(estimator)
+        whole = estimator.whole(loop)
         cycles = self._cycles()
         kernel_terms = {"calls": jaxprs.extent(loop.length) * cycles * TINY_LOOP.seconds}
         if estimator.is_small(loop, estimator.part(loop.eqns, loop.outputs)):
@@ -123,9 +123,6 @@ class InBlocks:
     def _cycles(self) -> float:
         """Returns the cycles of a step."""
         call = self.affine
-        in_tile: float = len(call.sums.inner)
-        for eqn in call.tile_eqns:
-            in_tile += min(operations(eqn), TINY_LOOP.operations_of_function)
         return block_cycles(
             carries=len(call.step.carries),
             inputs=len(call.step.inputs),
@@ -133,7 +130,7 @@ class InBlocks:
             stores=call.step.stored != "none",
             block_steps=call.block_steps,
             steps=int(self.loop.length),
-            operations_in_tile=in_tile,
+            operations_in_tile=len(call.sums.inner) + tile_operations(call.tile_eqns),
         )
 
     def describe(self) -> Description:

@@ -29,12 +29,12 @@ from jax import Array
 from jrnn import jaxprs
 from jrnn.jaxprs import Env, Var, primitives
 from jrnn.loops.affine.carries import CarrySchedule, CarryStage, Group, part_of
-from jrnn.loops.affine.chunkwise import estimate
 from jrnn.loops.affine.chunkwise.batched import AllChunks
 from jrnn.loops.affine.chunkwise.chunk_body import ChunkBody, ChunkInputs
 from jrnn.loops.affine.chunkwise.guarded import Arrays, Pair
 from jrnn.loops.affine.chunkwise.labeled import variables, without
 from jrnn.loops.affine.matrix import AffineForm, is_evaluable, matrix_form
+from jrnn.loops.costs.chunk_costs import ChunkedCarry, with_checkpoints, with_products
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.times import Estimate
 from jrnn.loops.ir import CARRY, Loop, Results, Unsupported, recomputed, scan_in_chunks, tag
@@ -96,10 +96,11 @@ class Chunkwise:
 
     def estimate(self, estimator: Estimator) -> Estimate:
         """Returns what a train step costs."""
-        forms = [form for stage in self.stages for form in stage.forms]
-        if forms:
-            return estimate.with_products(estimator, forms, self.size, self.batched)
-        return estimate.with_checkpoints(estimator, self.stored, self.size)
+        forms = itertools.chain(*[stage.forms for stage in self.stages])
+        carries = list(map(_chunked_carry, forms))
+        if carries:
+            return with_products(estimator, carries, self.size, self.batched)
+        return with_checkpoints(estimator, self.stored, self.size)
 
     def describe(self) -> Description:
         return Description(
@@ -244,6 +245,26 @@ class Chunkwise:
             size=STEPS.by_steps,
             reverse=loop.reverse,
         )
+
+
+def _chunked_carry(form: AffineForm) -> ChunkedCarry:
+    """Returns the numbers of a form that its cost depends on."""
+    states = form.forms.states
+    aval = states[0].aval
+    k = form.forms.size[form.forms.contracted or 0]
+    queries = 0
+    for row in form.rows:
+        queries += any(term.operand in states for term in row.terms)
+    return ChunkedCarry(
+        batch=len(states) * jaxprs.elements(aval.shape) // (k * form.width),
+        k=k,
+        v=form.width,
+        itemsize=aval.dtype.itemsize,
+        queries=queries,
+        known=len(form.known),
+        solved=len(form.solved),
+        decays_along_k=form.decays_along_k,
+    )
 
 
 def _run_at_once(body: ChunkBody, inputs: ChunkInputs, count: int) -> Results:

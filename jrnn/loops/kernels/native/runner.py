@@ -1,11 +1,13 @@
-"""Calls of the kernel for CPUs: a loop, and contractions over time such as the gradients of weights; what a call costs.
+"""Calls of the kernel for CPUs: a loop, and contractions over time such as the gradients of weights; what a call runs.
 
 Shapes: N rows, T time. Of a contraction: R rows of all steps, M and W columns of two stacked arrays.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,11 +17,10 @@ import numpy as np
 from jax import Array
 
 from jrnn import jaxprs
-from jrnn.loops.costs import estimates
-from jrnn.loops.costs.constants import NATIVE_KERNEL
 from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.costs.kernel_calls import KernelCall
 from jrnn.loops.costs.machines import Machine
-from jrnn.loops.costs.times import Estimate
+from jrnn.loops.costs.times import Estimate, estimate, total
 from jrnn.loops.ir import Loop, Results
 from jrnn.loops.ir.description import Description, described
 from jrnn.loops.kernels.native import library
@@ -33,8 +34,10 @@ Values = Sequence[Array]
 _MIN_ROWS = 2  # of a thread
 _MIN_FLOPS = 3e6  # of a thread: about 50 microseconds
 
-_FUNCTIONS = frozenset(("exp", "expm1", "log", "log1p", "logistic", "tanh"))
-_SCALAR_FUNCTIONS = frozenset(("cos", "erf", "sin"))  # without vector instructions
+_FUNCTIONS = {
+    **dict.fromkeys(("exp", "expm1", "log", "log1p", "logistic", "tanh"), "functions"),
+    **dict.fromkeys(("cos", "erf", "sin"), "scalar functions"),  # without vector instructions
+}
 _REDUCTIONS = frozenset(("reduce_min", "reduce_max", "reduce_sum"))
 # Bytes of the columns that a product computes, even if it needs few, by the set of instructions.
 _PANEL_BYTES = {"avx512": 256, "avx2": 64, "base": 32}
@@ -111,14 +114,12 @@ class Native:
         The memory counts arrays of all steps that the call reads or writes only because the kernel cannot compute
         something. Packed matrices and the values of one step are not counted.
         """
-        program = self.program
-        parts = program.parts
+        parts = self.program.parts
         loop = parts.loop
         residual = parts.residual
         machine = estimator.machine
         varying_eqns = [e for e in loop.eqns if not loop.varying.isdisjoint(e.outvars)]
-        inside = estimator.part(varying_eqns, loop.outputs)
-        stacks_seconds = {"stacks": estimator.trips(loop, inside)["stacks"]}
+        inside_bytes = estimator.part(varying_eqns, loop.outputs).peak_bytes
 
         # What is computed for all steps before and after the call, and the arrays that are stacked only for that.
         ys = jaxprs.variables(loop.ys)
@@ -129,17 +130,52 @@ class Native:
         stacked = {*hoisted, *residual.ys}.difference(loop.xs, ys)
         stack_bytes = loop.length * estimator.sizes(stacked)
         size = stack_bytes + loop.length * max(before.peak_bytes, after.peak_bytes)
-        moving_seconds = machine.writing(stack_bytes, size) + machine.reading(stack_bytes, size)
-
-        kernel = _kernel_seconds(program, machine, library.loaded().instruction_sets[self.level])
-        kernel["stacks"] = moving_seconds
-        seconds = estimates.total(
-            stacks_seconds,
-            kernel,
+        seconds = total(
+            {"stacks": estimator.stack_seconds(loop) + machine.moving(stack_bytes, size)},
+            self.call().terms(machine),
             before.terms(machine, loop.length, size, 1),
             after.terms(machine, loop.length, size, 1),
         )
-        return estimates.estimate(seconds, inside.peak_bytes + size)
+        return estimate(seconds, inside_bytes + size)
+
+    def call(self) -> KernelCall:
+        """Returns what the call runs."""
+        program = self.program
+        rows = program.rows
+        itemsize = program.dtype.itemsize
+        panel_bytes = _PANEL_BYTES[library.loaded().instruction_sets[self.level]]
+        panel = panel_bytes // itemsize if rows > 1 else 1
+        flops = 0
+        partial_rows = 0
+        unpacked = []  # one row reads a matrix as it is, if its columns are contiguous
+        for product in program.products:
+            width = -(-product.width // panel) * panel
+            flops += 2 * rows * width * product.depth
+            partial_rows += rows * (width > product.width)
+            if rows == 1 and product.matrix.dims[1][1] == 1:
+                unpacked.append(product)
+
+        instructions = 0
+        elements = Counter[str]()
+        for o in itertools.chain(*program.stages):
+            if o.matrix is None:
+                instructions += 1
+                partial_rows += rows * (o.kind in _REDUCTIONS)
+                elements[_FUNCTIONS.get(o.kind, "elements")] += rows * _read_width(o)
+        matrix_bytes = _matrix_bytes(program.products, program)
+        return KernelCall(
+            steps=program.parts.loop.length,
+            words=itemsize / 4,
+            flops=flops,
+            matrix_bytes=matrix_bytes,
+            packed_bytes=matrix_bytes - _matrix_bytes(unpacked, program),
+            elements=elements["elements"],
+            functions=elements["functions"],
+            scalar_functions=elements["scalar functions"],
+            stages=len(program.stages),
+            instructions=instructions,
+            partial_rows=partial_rows,
+        )
 
     @property
     def flops(self) -> int:
@@ -228,59 +264,6 @@ def contract(
     return product.reshape(*lhs.shape[count:], *parts[0].shape[count:-1], -1)
 
 
-# Costs -----------------------------------------------------------------------------------------------
-
-
-def _kernel_seconds(
-    program: KernelProgram,
-    machine: Machine,
-    instruction_set: str,
-) -> dict[str, float]:
-    """Returns the time of all steps on one core, by the names of `costs/times.py`.
-
-    Its constants are `costs.constants.NativeKernelCosts`.
-    """
-    costs = NATIVE_KERNEL
-    rows = program.rows
-    itemsize = program.dtype.itemsize
-    wide = itemsize / 4
-    panel = _PANEL_BYTES[instruction_set] // itemsize if rows > 1 else 1
-
-    # Products.
-    flops = 0
-    partial_panels = 0
-    unpacked = []  # one row reads a matrix as it is, if its columns are contiguous
-    for product in program.products:
-        width = -(-product.width // panel) * panel
-        flops += 2 * rows * width * product.depth
-        partial_panels += width > product.width
-        if rows == 1 and product.matrix.dims[1][1] == 1:
-            unpacked.append(product)
-
-    # Other operations.
-    others = [o for stage in program.stages for o in stage if o.matrix is None]
-    elements = sum([_seconds_of_element(o, machine) * _read_width(o) for o in others])
-    reductions = len([o for o in others if o.kind in _REDUCTIONS])
-    kernels = costs.stage_kernels * len(program.stages) + costs.instruction_kernels * len(others)
-    kernels += costs.row_kernels * rows * (partial_panels + reductions)
-
-    # Products read their matrices, which are packed once.
-    size = _matrix_bytes(program.products, program)
-    packed_bytes = size - _matrix_bytes(unpacked, program)
-    computing = flops * wide / (costs.product_speedup * machine.product_rate)
-    reading = size / machine.cache_rate
-    products = max(computing, reading)
-    if size > costs.far_caches * machine.core_cache_bytes:
-        products = computing + reading
-    steps = program.parts.loop.length
-    return {
-        "products": steps * products,
-        "elements": steps * elements * rows * wide,
-        "calls": (costs.call_kernels + steps * kernels) * machine.kernel,
-        "weight copies": costs.packing_per_read * packed_bytes / machine.read_rate,
-    }
-
-
 def _matrix_bytes(products: Iterable[Operation], program: KernelProgram) -> int:
     """Returns the bytes of the matrices of products, each once."""
     sizes = {(o.matrix.array, o.matrix.offset): o.width * o.depth for o in products}
@@ -293,11 +276,3 @@ def _read_width(o: Operation) -> int:
     if o.is_elementwise or not isinstance(read, View):
         return o.width
     return elements_of(without(read.dims, read.row))
-
-
-def _seconds_of_element(o: Operation, machine: Machine) -> float:
-    if o.kind in _FUNCTIONS:
-        return NATIVE_KERNEL.function_per_xla * machine.function
-    if o.kind in _SCALAR_FUNCTIONS:
-        return NATIVE_KERNEL.scalar_function_per_xla * machine.function
-    return NATIVE_KERNEL.element_per_xla * machine.element
