@@ -250,52 +250,49 @@ def _caches() -> dict[int, int]:
 # Accelerators -----------------------------------------------------------------------------------------------------------
 
 
-class Accelerator(NamedTuple):
-    """What is known of an accelerator.
+def _accelerator(
+    *,
+    product_rate: float,
+    launch: float,
+    trip: float,
+    elementwise_trip: float,
+    array: float,
+    lane_rate: float,
+    function: float,
+    memory_rate: float,
+    cache_speedup: float,
+    cache_bytes: int,
+) -> Machine:
+    """Returns the constants of an accelerator. A product is a launch, however small it is.
 
-    Attributes:
+    Args:
         product_rate: floating-point operations of matrix products a second.
-        launch_seconds: a kernel.
-        trip_launches: one trip of a loop that also calls products, in launches.
-        elementwise_trip_launches: one trip of a loop of elementwise equations alone, in launches.
-        array_launches: one more array that a loop stacks at each step, in launches.
+        launch: seconds of a kernel.
+        trip: one trip of a loop that also calls products, in launches.
+        elementwise_trip: one trip of a loop of elementwise equations alone, in launches.
+        array: one more array that a loop stacks at each step, in launches.
         lane_rate: elementwise operations a second.
-        additions_per_function: a function such as tanh takes as long as this number of additions.
+        function: a function such as tanh takes as long as this number of additions.
         memory_rate: bytes a second.
         cache_speedup: the rate of the cache over the rate of memory.
         cache_bytes: the bytes of the cache.
     """
-
-    product_rate: float
-    launch_seconds: float
-    trip_launches: float
-    elementwise_trip_launches: float
-    array_launches: float
-    lane_rate: float
-    additions_per_function: float
-    memory_rate: float
-    cache_speedup: float
-    cache_bytes: int
-
-    def machine(self) -> Machine:
-        """Returns the constants of the model. A product is a launch, however small it is."""
-        launch = self.launch_seconds
-        return Machine(
-            product_rate=self.product_rate,
-            tiny_product_rate=self.product_rate,
-            call=launch,
-            bulk_call=launch,
-            kernel=launch,
-            trip=self.trip_launches * launch,
-            elementwise_trip=self.elementwise_trip_launches * launch,
-            array=self.array_launches * launch,
-            element=1 / self.lane_rate,
-            function=self.additions_per_function / self.lane_rate,
-            cache_rate=self.cache_speedup * self.memory_rate,
-            read_rate=self.memory_rate,
-            write_rate=self.memory_rate,
-            cache_bytes=self.cache_bytes,
-        )
+    return Machine(
+        product_rate=product_rate,
+        tiny_product_rate=product_rate,
+        call=launch,
+        bulk_call=launch,
+        kernel=launch,
+        trip=trip * launch,
+        elementwise_trip=elementwise_trip * launch,
+        array=array * launch,
+        element=1 / lane_rate,
+        function=function / lane_rate,
+        cache_rate=cache_speedup * memory_rate,
+        read_rate=memory_rate,
+        write_rate=memory_rate,
+        cache_bytes=cache_bytes,
+    )
 
 
 # Bandwidth, operations and caches are as in `jrnn bench --compile-for h100` (`bench/compile_for.py`). A kernel in a loop
@@ -303,34 +300,34 @@ class Accelerator(NamedTuple):
 # From the same description: 132 multiprocessors of 128 lanes at 1.98 GHz. A function takes 8 times as long: CUDA C++
 # Programming Guide, "Throughput of Native Arithmetic Instructions", 16 results a clock and multiprocessor. L2 is 2.5 times
 # as fast as memory: XLA's `kL2CacheSpeedup`.
-H100 = Accelerator(
+H100 = _accelerator(
     product_rate=495e12,
-    launch_seconds=1e-6,
-    trip_launches=2,
-    elementwise_trip_launches=3,
-    array_launches=0.0,
+    launch=1e-6,
+    trip=2,
+    elementwise_trip=3,
+    array=0.0,
     lane_rate=132 * 128 * 1.98e9,
-    additions_per_function=8,
+    function=8,
     memory_rate=3.352e12,
     cache_speedup=2.5,
     cache_bytes=52_428_800,
-).machine()
+)
 
 # Launches, bandwidth and operations are as in `--compile-for v5e`. How To Scale Your Model, "How to Think About TPUs":
 # vectors of 8 x 128 lanes with 4 units at 1.5 GHz; VMEM of 128 MiB, 22 times as fast as memory. A function is estimated as
 # ten operations. None was measured on a device.
-V5E = Accelerator(
+V5E = _accelerator(
     product_rate=197e12,
-    launch_seconds=0.5e-6,
-    trip_launches=1,
-    elementwise_trip_launches=2,
-    array_launches=1,
+    launch=0.5e-6,
+    trip=1,
+    elementwise_trip=2,
+    array=1,
     lane_rate=8 * 128 * 4 * 1.5e9,
-    additions_per_function=10,
+    function=10,
     memory_rate=819e9,
     cache_speedup=22,
     cache_bytes=128 << 20,
-).machine()
+)
 
 
 def of(platform: str) -> Machine:

@@ -4,8 +4,8 @@ In: a `Loop`. Out: one custom call of XLA with an encoded program. Read `steps.p
 
 It runs steps of products with constant matrices, elementwise operations and reductions, of rows that do not depend on each
 other. `steps` turns a step into `operations` on views, `stages` orders them, `encoder` encodes them, and `program` says what
-the kernel gets, and what is computed before and after the call. `runner` calls it and counts what a call runs; its time is in
-`costs/kernel_calls.py`. `library` finds the object, if it was built. `src/` is the kernel, in C++.
+the kernel gets, and what is computed before and after the call. `runner` calls it, and counts what a call runs;
+`costs/kernel_calls.py` has its cost. `library` finds the object, if it was built. `src/` is the kernel, in C++.
 
 Loops over few numbers whose carry is affine have a call of their own: `affine_step` reads the step, `affine_program`
 encodes it, and `affine_call` runs it.
