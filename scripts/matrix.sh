@@ -30,7 +30,7 @@ while true; do
     shift 2
 done
 if [ -n "$quick" ] && [ $# = 0 ]; then
-    set -- tests/as_users tests/test_tiny.py tests/test_primitive_rules.py tests/loops/test_jax_names.py tests/loops/test_matrix_states.py
+    set -- tests/as_users tests/test_tiny.py tests/loops/test_long_loops.py tests/test_primitive_rules.py tests/loops/test_jax_names.py tests/loops/test_matrix_states.py
 fi
 
 # row PYTHON JAX PASSED FAILED TIME

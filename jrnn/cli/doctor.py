@@ -26,6 +26,10 @@ HERE = Path(__file__).parents[1]
 FOR_CONTRIBUTORS = ("test", "dev", "docs", "release", "aot-cuda", "aot-tpu")
 # Packages that jrnn uses if present, but no extra installs.
 OPTIONAL = {"torch": "reads .pt files: pip install torch"}
+# Releases with a fault that no code of jrnn avoids.
+FAULTY = {
+    ("jaxlib", "0.11.1"): "a loop that stacks its outputs takes quadratic time on CPUs (jax#40101)",
+}
 # What extras are for.
 USES = {
     "plot": "pictures",
@@ -154,6 +158,12 @@ def examine(out: Any = None) -> bool:
     section("optional packages", others)
     section("devices", _devices())
     section("kernel for CPUs (executor 'native')", [str(library.loaded())])
+    faults = []
+    for (name, version), fault in FAULTY.items():
+        if version_of(name) == version:
+            faults.append(f"{name} {version}: {fault}: pip install '{name}!={version}'")
+    if faults:
+        section("faulty", faults)
     remedies = map(": ".join, missing.items())
     section("missing" if missing else "nothing is missing", remedies)
     return all(p.is_satisfied for p in needed)

@@ -27,6 +27,16 @@ def test_the_command_says_its_version(capsys):
     assert (e.value.code, capsys.readouterr().out) == (0, f"jrnn {jrnn.__version__}\n")
 
 
+def test_a_faulty_release_is_named(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "version_of", lambda name: "0.11.1")
+    doctor.examine()
+    out = capsys.readouterr().out
+    assert "jaxlib 0.11.1: a loop that stacks" in out and "pip install 'jaxlib!=0.11.1'" in out
+    monkeypatch.setattr(doctor, "version_of", lambda name: "0.11.2")
+    doctor.examine()
+    assert "faulty" not in capsys.readouterr().out
+
+
 def test_what_is_there(capsys):
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
