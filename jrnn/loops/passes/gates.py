@@ -103,6 +103,8 @@ class AxisSlice(NamedTuple):
     def value(self, env: Env) -> Array:
         """Computes the slice, from all of a joined value or the value of a variable in `env`."""
         whole = self.of.value(env) if isinstance(self.of, Joined) else env[self.of]
+        if self.size == whole.shape[self.axis]:
+            return whole
         return jax.lax.slice_in_dim(whole, self.lo, self.hi, axis=self.axis)
 
 
@@ -161,44 +163,80 @@ def axis_slices(eqns: Iterable[Eqn]) -> dict[Var, AxisSlice]:
     return cuts
 
 
-def _join(eqns: Iterable[Eqn], cuts: dict[Var, AxisSlice]) -> None:
-    """Joins equations over neighboring slices, and adds their results, as slices of the joined results, to `cuts`."""
-    groups: dict[Any, list[Eqn]] = {}
-    for eqn in eqns:
-        if not all(jaxprs.is_in(a, cuts) for a in eqn.invars):
-            continue
-        read = [cuts[a] for a in eqn.invars]
-        first = read[0]
-        if all((cut.axis, cut.size) == (first.axis, first.size) for cut in read):
-            places = tuple((cut.of, cut.lo - first.lo) for cut in read)
-            key = (eqn.primitive.name, str(eqn.params), first.axis, places)
-            groups.setdefault(key, []).append(eqn)
+def join_neighbors(
+    eqns: Iterable[Eqn],
+    cuts: dict[Var, AxisSlice],
+    constants: Collection[Var] = (),
+    only_whole: bool = False,
+) -> None:
+    """Joins equations over neighboring slices, and adds their results, as slices of the joined results, to `cuts`.
 
-    def start(eqn: Eqn) -> int:
-        return cuts[eqn.invars[0]].lo
+    Args:
+        eqns: elementwise equations.
+        cuts: the slices.
+        constants: values that do not vary. Next to slices of others they are concatenated.
+        only_whole: joins what reads all of an array, and nothing else.
+    """
+    groups: dict[Any, list[tuple[AxisSlice, Eqn]]] = {}
+    for eqn in eqns:
+        slices = [cuts[a] for a in eqn.invars if jaxprs.is_in(a, cuts)]
+        varying = [cut for cut in slices if cut.of not in constants]
+        if not varying:
+            continue
+        first = varying[0]
+        places = tuple(_place(a, first, cuts, constants) for a in eqn.invars)
+        if None not in places:
+            key = (eqn.primitive.name, str(eqn.params), first.axis, places)
+            groups.setdefault(key, []).append((first, eqn))
+
+    def start(member: tuple[AxisSlice, Eqn]) -> int:
+        return member[0].lo
 
     for group in groups.values():
-        run: list[Eqn] = []
-        for eqn in sorted(group, key=start):
-            if run and cuts[run[-1].invars[0]].hi != start(eqn):
-                _join_run(run, cuts)
+        run: list[tuple[AxisSlice, Eqn]] = []
+        for member in sorted(group, key=start):
+            if run and run[-1][0].hi != start(member):
+                _join_run(run, cuts, only_whole)
                 run = []
-            run.append(eqn)
-        _join_run(run, cuts)
+            run.append(member)
+        _join_run(run, cuts, only_whole)
 
 
-def _join_run(run: Sequence[Eqn], cuts: dict[Var, AxisSlice]) -> None:
-    """Joins equations whose operands follow each other."""
-    if len(run) < 2:
+def _place(
+    atom: Atom, first: AxisSlice, cuts: Mapping[Var, AxisSlice], constants: Collection[Var]
+) -> Any:
+    """Returns what an operand has in common with its neighbors, next to a first operand; None if it cannot be joined."""
+    if jaxprs.is_in(atom, cuts):
+        cut = cuts[atom]
+        is_like_first = (cut.axis, cut.size) == (first.axis, first.size)
+        return (cut.of, cut.lo - first.lo) if is_like_first else None
+    shape = atom.aval.shape
+    if not jaxprs.is_in(atom, constants) or shape[first.axis] != first.size:
+        return None
+    return (*jaxprs.replaced(shape, [first.axis], [0]), atom.aval.dtype)
+
+
+def _join_run(
+    run: Sequence[tuple[AxisSlice, Eqn]], cuts: dict[Var, AxisSlice], only_whole: bool
+) -> None:
+    """Joins equations whose first operands follow each other."""
+    slices = [cut for cut, _ in run]
+    eqns = [eqn for _, eqn in run]
+    axis = slices[0].axis
+    whole = slices[0]._replace(hi=slices[-1].hi)
+    if len(run) < 2 or (only_whole and whole.size != whole.of.aval.shape[axis]):
         return
-    operands = []
-    for first_atom, last_atom in zip(run[0].invars, run[-1].invars):
-        operands.append(cuts[first_atom]._replace(hi=cuts[last_atom].hi))
-    joined = Joined(run[0], tuple(operands))
-    start = operands[0].lo
-    for eqn in run:
-        own = cuts[eqn.invars[0]]
-        cuts[eqn.outvars[0]] = AxisSlice(joined, own.axis, own.lo - start, own.hi - start)
+    operands: list[Any] = []
+    for atoms in zip(*(eqn.invars for eqn in eqns)):
+        if atoms[0] in cuts:
+            operands.append(cuts[atoms[0]]._replace(hi=cuts[atoms[-1]].hi))
+        else:
+            operands.append(Concatenation(atoms, axis))
+    aval = eqns[0].outvars[0].aval
+    shape = tuple(jaxprs.replaced(aval.shape, [axis], [whole.size]))
+    joined = Joined(eqns[0], operands, aval.update(shape=shape))
+    for cut, eqn in run:
+        cuts[eqn.outvars[0]] = AxisSlice(joined, axis, cut.lo - whole.lo, cut.hi - whole.lo)
 
 
 def _joined_slices(loop: Loop) -> dict[Var, AxisSlice]:
@@ -207,8 +245,8 @@ def _joined_slices(loop: Loop) -> dict[Var, AxisSlice]:
     activations = list(filter(primitives.is_activation, loop.eqns))
     sums = jaxprs.producers(filter(_is_sum, loop.eqns))
     activated = set(jaxprs.free_variables(activations))
-    _join([sums[v] for v in sums if v in activated], cuts)
-    _join(activations, cuts)
+    join_neighbors([sums[v] for v in sums if v in activated], cuts)
+    join_neighbors(activations, cuts)
     return cuts
 
 

@@ -22,7 +22,7 @@ from jrnn.loops.passes.gates import AxisSlice, axis_slices
 
 
 def compose_views(loop: Loop) -> Loop:
-    """Composes views: a reshape of a reshape, or a slice within one part of a concatenation, reads its source directly.
+    """Composes views: a reshape of a reshape reads its source directly, and so does what slices a part of a concatenation.
 
     Nets reshape and join arrays for their operators, which slice and reshape them again. Passes that look for slices of one
     array then miss them, and XLA:CPU makes slower kernels where one kernel reads an array in two shapes. Additions of 0,
@@ -40,7 +40,8 @@ def compose_views(loop: Loop) -> Loop:
         parts = []
         for cut in cuts.values():
             cut = cut._replace(of=named(names, cut.of))
-            parts.append(_part_of_join(cut, loop.producers, ends))
+            part = _joined_part(cut, loop.producers, ends)
+            parts.append(None if part is None else named(names, part))
         unchanged = _unchanged(eqn)
         if unchanged is not None:
             names[eqn.outvars[0]] = named(names, unchanged)
@@ -73,46 +74,21 @@ def compose_views(loop: Loop) -> Loop:
                 sizes = [a.aval.shape[axis] for a in eqn.invars]
                 ends[eqn.outvars[0]] = [*itertools.accumulate(sizes)]
         else:
-            is_composed = True
-            for v, part in zip(cuts, parts):
-                source = named(names, part.of)
-                if part.size == source.aval.shape[part.axis]:
-                    names[v] = source
-                else:
-                    eqns.append(_slice(eqn, part._replace(of=source), v))
+            names.update(zip(cuts, parts))
     if not is_composed and not names:
         return loop
     return loop.with_eqns(eqns, [named(names, a) for a in loop.outputs])
 
 
-def _part_of_join(
+def _joined_part(
     cut: AxisSlice, producers: Mapping[Var, Eqn], ends: Mapping[Var, list[int]]
-) -> AxisSlice | None:
-    """Returns a slice of a concatenation as a slice of the part that contains it, or None if none does."""
+) -> Var | None:
+    """Returns the part of a concatenation that a slice is, or None."""
     if cut.of not in ends or producers[cut.of].params["dimension"] != cut.axis:
         return None
-    at = bisect.bisect_left(ends[cut.of], cut.hi)
-    part = producers[cut.of].invars[at]
-    first = ends[cut.of][at] - part.aval.shape[cut.axis]
-    if first > cut.lo or jaxprs.is_literal(part):
-        return None
-    return AxisSlice(part, cut.axis, cut.lo - first, cut.hi - first)
-
-
-def _slice(eqn: Eqn, cut: AxisSlice, out: Var) -> Eqn:
-    """Returns the equation of a slice, in place of another equation."""
-    shape = cut.of.aval.shape
-    params = dict(
-        start_indices=tuple(jaxprs.replaced([0] * len(shape), [cut.axis], [cut.lo])),
-        limit_indices=tuple(jaxprs.replaced(shape, [cut.axis], [cut.hi])),
-        strides=(1,) * len(shape),
-    )
-    return eqn.replace(
-        primitive=jax.lax.slice_p,
-        invars=[cut.of],
-        outvars=[out],
-        params=params,
-    )
+    part = producers[cut.of].invars[bisect.bisect_left(ends[cut.of], cut.hi)]
+    is_whole = cut.hi in ends[cut.of] and part.aval.shape[cut.axis] == cut.size
+    return part if is_whole and not jaxprs.is_literal(part) else None
 
 
 def _reshapes(eqn: Eqn) -> bool:

@@ -7,7 +7,7 @@ Shapes: T time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -16,7 +16,14 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, axes, primitives
 from jrnn.jaxprs.programs import is_explicit
 from jrnn.loops.ir import Loop
-from jrnn.loops.passes.gates import AxisSlice, Concatenation, Joined, axis_slices, with_slices
+from jrnn.loops.passes.gates import (
+    AxisSlice,
+    Concatenation,
+    Joined,
+    axis_slices,
+    join_neighbors,
+    with_slices,
+)
 
 _MIN_STEPS = 16  # fewer steps are not worth a copy of the matrices, which each step reads
 
@@ -141,14 +148,6 @@ def _product(eqn: Eqn, loop: Loop) -> _Product | None:
 # Sums of joined products ----------------------------------------------------------------------------------------------
 
 
-class _Sum(NamedTuple):
-    """An addition of a slice and another operand, a constant or a slice."""
-
-    eqn: Eqn
-    cut: AxisSlice
-    other: Var
-
-
 def _joined_sums(loop: Loop) -> dict[Var, AxisSlice]:
     """Returns the sums that are slices of sums of whole arrays.
 
@@ -157,21 +156,10 @@ def _joined_sums(loop: Loop) -> dict[Var, AxisSlice]:
     before it is. So sums are read by the number of sums before them.
     """
     cuts = axis_slices(loop.eqns)
-    joined: dict[Var, AxisSlice] = {}
-    groups: dict[Any, list[_Sum]] = {}
+    constants = {*loop.consts, *jaxprs.results(loop.eqns)}.difference(loop.varying)
     for eqns in _sums_by_depth(loop):
-        changed: dict[Any, list[_Sum]] = {}
-        for eqn in eqns:
-            key, added = _group_of(eqn, cuts, loop)
-            if added is not None:
-                changed[key] = groups.setdefault(key, [])
-                changed[key].append(added)
-        for group in changed.values():
-            group.sort(key=lambda added: added.cut.lo)
-            if len(group) > 1 and _covers([added.cut for added in group]):
-                joined.update(_whole_sum(group, cuts))
-        cuts.update(joined)
-    return joined
+        join_neighbors(eqns, cuts, constants, only_whole=True)
+    return {v: cut for v, cut in cuts.items() if isinstance(cut.of, Joined)}
 
 
 def _sums_by_depth(loop: Loop) -> list[list[Eqn]]:
@@ -186,57 +174,3 @@ def _sums_by_depth(loop: Loop) -> list[list[Eqn]]:
                 sums.append([])
             sums[at].append(eqn)
     return sums
-
-
-def _group_of(
-    eqn: Eqn,
-    cuts: Mapping[Var, AxisSlice],
-    loop: Loop,
-) -> tuple[Any, _Sum | None]:
-    """Returns a key of the array to whose slices an addition adds values of one kind, and the addition as a sum."""
-    for operand, other in (eqn.invars, eqn.invars[::-1]):
-        cut = cuts.get(operand)
-        if cut is None or (isinstance(cut.of, Var) and cut.of not in loop.varying):
-            continue
-        kind = _kind(cut, other, cuts, loop)
-        if kind is not None:
-            return (cut.of, cut.axis, kind), _Sum(eqn, cut, other)
-    return None, None
-
-
-def _kind(
-    cut: AxisSlice,
-    other: Var,
-    cuts: Mapping[Var, AxisSlice],
-    loop: Loop,
-) -> Any:
-    """Returns what values that are added to slices have in common; None for a value that is not joined with others."""
-    theirs = cuts.get(other)
-    if theirs is not None:
-        same = theirs[1:] == cut[1:] and theirs.of.aval == cut.of.aval
-        return theirs.of if same else None
-    shape = other.aval.shape
-    if other in loop.varying or len(shape) <= cut.axis or shape[cut.axis] != cut.size:
-        return None
-    return (*jaxprs.replaced(shape, [cut.axis], [0]), other.aval.dtype)
-
-
-def _covers(cuts: Sequence[AxisSlice]) -> bool:
-    """Returns True if slices in order are all of an array, each once."""
-    of, axis, *_ = cuts[0]
-    starts = [cut.lo for cut in cuts]
-    ends = [cut.hi for cut in cuts]
-    return [*starts, of.aval.shape[axis]] == [0, *ends]
-
-
-def _whole_sum(group: Sequence[_Sum], cuts: Mapping[Var, AxisSlice]) -> dict[Var, AxisSlice]:
-    """Returns the sums of a group as slices of one sum."""
-    eqn, (of, axis, *_), first = group[0]
-    others: Any = Concatenation([added.other for added in group], axis)
-    if first in cuts:
-        others = cuts[first].of
-    whole = Joined(eqn, (of, others), eqn.outvars[0].aval.update(shape=of.aval.shape))
-    slices = {}
-    for added in group:
-        slices[added.eqn.outvars[0]] = added.cut._replace(of=whole)
-    return slices
