@@ -141,7 +141,9 @@ def _compile(loop: Loop, target: Target, options: Options, provenance: Provenanc
 
     # 3. The same loop in a plain form, so that all that follows sees one spelling of a step.
     hoists_keys = target.is_estimated and has_large_products(loop.eqns)
-    form, adapters, passes = canonical_form(loop, target.devices, hoists_keys)
+    form = without_unrolling(loop) if target.is_estimated else loop
+    ignores_unroll = form is not loop
+    form, adapters, passes = canonical_form(form, target.devices, hoists_keys)
     if target.is_estimated:
         form = _with_transposed_constants(form, baseline, target)
 
@@ -184,6 +186,8 @@ def _compile(loop: Loop, target: Target, options: Options, provenance: Provenanc
             node = chosen.finished()
         except Unsupported as why:
             return Plan.left_to_jax(target, loop, f"not {chosen.strategy}: {why}")
+        if ignores_unroll:
+            notes.append(f"unroll={loop.unroll} is a hint, and estimated to be slower")
         plan = Plan(
             target=target,
             loop=loop,
@@ -210,6 +214,15 @@ def by_steps(loop: Loop, target: Target) -> Candidate:
     if target.is_estimated:
         cost = Estimator(loop, target.machine).whole(copied_bytes=copied_bytes(loop))
     return Candidate(LAX_SCAN, cost, Steps(loop))
+
+
+def without_unrolling(loop: Loop) -> Loop:
+    """Returns the loop with one step in an iteration, which rewrites assume; all steps in one iteration are no loop.
+
+    With several, XLA:CPU computes the steps of an iteration again for each output, unless the step is mostly calls.
+    """
+    is_unrolled = loop.unroll > 1 and jaxprs.is_known(loop.length) and loop.unroll < loop.length
+    return replace(loop, unroll=1) if is_unrolled else loop
 
 
 def _has_one_step(loop: Loop) -> bool:

@@ -35,6 +35,7 @@ SUITES = {
     "first-call": "first_call",
     "caffe2": "caffe2_cells",
     "constants": "machine_constants",
+    "as-written": "as_written",
     "carries": "carries",
     "peers": "peers",
 }

@@ -95,11 +95,11 @@ def test_other_steps_say_why_they_wait(name):
     assert "a carry is not affine" in str(plan)
 
 
-def test_the_users_unroll_is_a_floor():
-    for unroll, size in ((4, 8), (12, 12)):
+def test_the_users_unroll_changes_no_iteration():
+    for unroll in (4, 12):
         chaos = functools.partial(run, jrnn.scan, "chaos", unroll=unroll)
         (plan,) = plans_of(chaos, *arguments("chaos", 16_000))
-        assert f"{size} steps in one iteration" in str(plan)
+        assert "8 steps in one iteration" in str(plan)
 
 
 def printing(c, s, u):

@@ -72,6 +72,9 @@ class EquationCosts(NamedTuple):
             number.
         convolution_operations: an operation of a small convolution, in operations of a product.
         word_operations: an operation on random words, which stay in registers inside of a kernel.
+        repeated_by_unrolling: the part of a step that XLA:CPU computes again for each further step of an iteration, if
+            nothing in it is a product or a call: with `unroll=8` steps of neurons took 1.0 to 4.4 times as long.
+        trip_of_iteration: the part of a trip that takes place once for the steps of an iteration.
     """
 
     placed_functions: float = 0.5
@@ -100,6 +103,8 @@ class EquationCosts(NamedTuple):
     packed_bytes_of_result: float = 4
     convolution_operations: float = 4
     word_operations: float = 0.4
+    repeated_by_unrolling: float = 0.125
+    trip_of_iteration: float = 0.5
 
 
 class TinyLoopCycles(NamedTuple):

@@ -393,6 +393,11 @@ class Estimator:
         several_kernels = inside.calls or not self.is_small(loop, inside)
         work = inside.terms(machine, steps, inside.total_bytes, steps if several_kernels else 0)
         trips = steps * (machine.trip if several_kernels else machine.elementwise_trip)
+        if loop.unroll > 1:
+            further = loop.unroll - 1  # steps of an iteration
+            trips *= 1 - EQUATIONS.trip_of_iteration * further / loop.unroll
+            if not inside.calls and not inside.products:
+                work["elements"] *= 1 + EQUATIONS.repeated_by_unrolling * further
         # What a product or a branch makes is copied into its stack, and so is what the loop reads.
         copied: set[Var] = set()
         copies_all = several_kernels and ys

@@ -24,7 +24,8 @@ def operations(eqn: Eqn) -> float:
 def step_cycles(loop: Loop, size: int = 0) -> float:
     """Returns the cycles of a step of a loop with `size` steps in an iteration, or as XLA compiles it.
 
-    Of several steps in an iteration, a product that is only added is a part of the addition.
+    With a size, a product that is only added is a part of the addition. Next to `size=1` other sizes save the time of
+    iterations alone: 2 to 4 ns of a step, whether it takes 9 or 31 ns.
     """
     waiting = TINY_LOOP.latency * _longest_path(loop, is_fused=size > 0)
     computing = TINY_LOOP.issue * sum(map(operations, loop.eqns))

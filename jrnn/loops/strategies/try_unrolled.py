@@ -79,7 +79,7 @@ class Unrolled:
 
     def estimate(self, estimator: Estimator) -> Estimate:
         whole = estimator.whole(self.loop)
-        ratio = step_cycles(self.loop, self.size) / step_cycles(self.loop)
+        ratio = step_cycles(self.loop, self.size) / step_cycles(self.loop, 1)
         return estimate(_scaled(whole, ratio), whole.memory)
 
     def describe(self) -> Description:
@@ -225,10 +225,10 @@ def _size(loop: Loop, estimator: Estimator) -> int:
     if sum(map(operations, loop.eqns)) > _MAX_OPERATIONS or _has_predicted_branch(loop):
         return 0
     is_unlimited = estimator.machine.one_kernel_bytes == math.inf
-    size = max(_STEPS if is_unlimited else _STEPS_WITHIN_LIMIT, int(loop.unroll))
+    size = _STEPS if is_unlimited else _STEPS_WITHIN_LIMIT
     inside = estimator.part(loop.eqns, loop.outputs)
     several = inside._replace(touched_bytes=int(_BYTES_MARGIN * size * inside.touched_bytes))
-    fits = size <= min(2 * _STEPS, loop.length) and estimator.is_small(loop, several)
+    fits = size <= loop.length and estimator.is_small(loop, several)
     return size if fits else 0
 
 
