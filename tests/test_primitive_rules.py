@@ -16,7 +16,7 @@ from jrnn.jaxprs.by_numpy import evaluate_by_numpy
 from jrnn.jaxprs.flat import body_of
 from jrnn.jaxprs.primitives.table import TABLE
 from jrnn.loops.kernels.native import steps
-from jrnn.loops.newton.enclosure import _RULES, Box, enclosed
+from jrnn.loops.newton.enclosure import _RULES, Box, enclosed, rule_of_row
 
 NAMES = primitives.with_kind("elementwise", "special")
 COMPLEX = dict.fromkeys(("conj", "imag", "real", "complex"), "reals alone")
@@ -71,7 +71,7 @@ KERNEL = {
 ROOMS = {
     "Caffe2": (CAFFE2.keys() | DEFINED, NO_OPERATOR | BITS | BY_BITS | COMPLEX),
     "Newton's enclosure": (
-        _RULES.keys() | primitives.where(lambda row: row.slope is not None) | DEFINED,
+        _RULES.keys() | primitives.where(lambda row: rule_of_row(row) is not None),
         NO_ENCLOSURE,
     ),
     "the kernel": (KERNEL, NO_INSTRUCTION),
@@ -182,8 +182,7 @@ def test_gradients_have_enclosures():
     program = inlined(jax.make_jaxpr(gradients)(X), body_of)
 
     def radii(x):
-        env = dict(zip(program.constvars, map(Box, program.consts)))
-        env[program.invars[0]] = Box(x, jnp.full_like(x, 1e-3))
-        return [box.radius for box in enclosed(program.eqns, env)[0].values()]
+        boxes, _ = enclosed(program, [Box(x, jnp.full_like(x, 1e-3))])
+        return [box.radius for box in boxes]
 
     assert jax.eval_shape(radii, X)  # an equation without a rule raises

@@ -115,10 +115,8 @@ JUMPS = {
 
 def boxed(fn, radii, *args):
     program = jaxprs.inlined(jax.make_jaxpr(fn)(*args), jaxprs.LOWERED_CALLS)
-    env = {v: Box(jnp.asarray(c)) for v, c in zip(program.constvars, program.consts)}
-    env |= {v: Box(a, r) for v, a, r in zip(program.invars, args, radii)}
-    env, jumps = enclosed(program.eqns, env)
-    return [env[v] for v in program.outvars], bool(jumps)
+    boxes, jumps = enclosed(program, map(Box, args, radii))
+    return boxes, bool(jumps)
 
 
 @pytest.mark.parametrize("radius", [1e-9, 1e-3, 0.1])
@@ -176,8 +174,7 @@ def test_no_result_lies_outside_of_what_a_function_returns():
         lambda x: [jax.nn.sigmoid(x), jnp.tanh(x), x * 2], [jax.ShapeDtypeStruct((3,), jnp.float32)]
     )
     box = Box(jnp.array([-1.0, 0.0, 2.0]), jnp.full(3, jnp.inf))
-    env, _ = enclosed(program.eqns, {program.invars[0]: box})
-    gate, bounded, free = (env[v] for v in program.outvars)
+    (gate, bounded, free), _ = enclosed(program, [box])
     for result, lo, hi in ((gate, 0, 1), (bounded, -1, 1)):
         farthest = np.maximum(hi - result.center, result.center - lo)
         np.testing.assert_allclose(result.radius, farthest, rtol=1e-5)

@@ -98,10 +98,10 @@ def test_rooms_that_emit_or_bound_values_read_its_definition(row):
         for ours, theirs in zip(scan(step, *args, executor="native"), jax.lax.scan(step, *args)):
             np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
-    eqn = equation()
     x = jnp.linspace(-2, 2, N * H).reshape(N, H)
-    env, jumps = enclosed([eqn], {eqn.invars[0]: Box(x, jnp.full_like(x, 1e-3))})
-    assert not jumps and 1e-4 < env[eqn.outvars[0]].radius.max() < 1e-2
+    program = trace(lambda x: [toy_p.bind(x)], [jax.typeof(x)])
+    (box,), jumps = enclosed(program, [Box(x, jnp.full_like(x, 1e-3))])
+    assert not jumps and 1e-4 < box.radius.max() < 1e-2
 
     x = np.asarray(x)
     assert jrnn.from_jax(toy_p.bind, x).output_names  # the values are compared with the function's

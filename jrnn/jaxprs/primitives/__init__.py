@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.jaxprs import work
 from jrnn.jaxprs.primitives import numpy_rules
-from jrnn.jaxprs.primitives.row import Evaluate, Kind, Row
+from jrnn.jaxprs.primitives.row import Evaluate, Kind
+from jrnn.jaxprs.primitives.row import Row as Row
 from jrnn.jaxprs.primitives.row import row as row
 from jrnn.jaxprs.primitives.table import TABLE, UNKNOWN
 
@@ -130,12 +131,12 @@ def is_copy(eqn: jaxprs.Eqn) -> bool:
 def is_sum(eqn: jaxprs.Eqn) -> bool:
     """Returns True for sums, differences and copies: linear in all operands, with derivatives of 1 and -1."""
     row = row_of(eqn)
-    return (
-        row.kind == "elementwise"
-        and row.linear == "jointly"
-        and not row.stops
-        and not row.positions
-    )
+    return adds(row) and not row.stops
+
+
+def adds(row: Row) -> bool:
+    """Returns True for primitives whose result is a sum of operands, or of their negatives."""
+    return row.kind == "elementwise" and row.linear == "jointly" and not row.positions
 
 
 def is_affine(eqn: jaxprs.Eqn, moves: Sequence[bool]) -> bool:

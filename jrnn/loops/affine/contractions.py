@@ -20,7 +20,6 @@ from typing import Any
 from jrnn.loops.affine.like_terms import bounded
 from jrnn.loops.affine.terms import (
     AffineSum,
-    AxisLabels,
     Factor,
     Label,
     Labels,
@@ -28,12 +27,13 @@ from jrnn.loops.affine.terms import (
     Row,
     Term,
     Terms,
+    UnifiedLabels,
     without,
 )
 from jrnn.loops.ir import CARRY, Unsupported
 
 
-class Contractions(AxisLabels):
+class Contractions(UnifiedLabels):
     """Contracts forms, and notes which axis of S is K."""
 
     def _as_one_row(self, value: AffineSum, labels: Iterable[Label]) -> AffineSum:

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from jrnn import jaxprs
-from jrnn.loops.affine.terms import AxisLabels, Factor, Product, Term, Terms, factors_of
+from jrnn.loops.affine.terms import Factor, Product, Term, Terms, UnifiedLabels, factors_of
 from jrnn.loops.ir import Unsupported
 
 _MOST_TERMS = 32
@@ -24,7 +24,7 @@ _MOST_FACTORS = 64
 
 
 def added_up(
-    labels: AxisLabels,
+    labels: UnifiedLabels,
     first: Sequence[Term],
     second: Iterable[Term],
 ) -> Terms:
@@ -60,7 +60,7 @@ def bounded(terms: Sequence[Term]) -> Terms:
 
 
 def _sum_of_two(
-    labels: AxisLabels,
+    labels: UnifiedLabels,
     a: Term,
     b: Term,
 ) -> Term | None:
@@ -85,7 +85,7 @@ def _sum_of_two(
 
 
 def _apart(
-    labels: AxisLabels,
+    labels: UnifiedLabels,
     a: Sequence[Factor],
     b: Sequence[Factor],
 ) -> tuple[list[Factor], Product, Product]:
@@ -113,7 +113,7 @@ def _apart(
     return common, tuple(rest_of_a), tuple(rest_of_b)
 
 
-def _key(labels: AxisLabels, factor: Factor) -> int:
+def _key(labels: UnifiedLabels, factor: Factor) -> int:
     """Returns a number that only factors of the same value have.
 
     It is found once for each factor. Two equal factors may have two numbers, if their labels were

@@ -22,13 +22,20 @@ from jrnn.loops.ir import CARRY, Unsupported
 
 T = TypeVar("T")
 
-Label = int | None  # of an axis; None: constant along it
+Label = (
+    int | str | None
+)  # of an axis; None: constant along it. `chunkwise/labeled.py` has the names.
 Labels = tuple[Label, ...]
 Axes = tuple[int, ...]  # labels that are not None, or numbers of axes
 Terms = tuple["Term", ...]
 Product = tuple["Factor", ...]
 
 _LONGEST_UNROLLED = 8  # an axis that S does not have, and over which rows are summed, is unrolled if it is this short
+
+
+def relabeled(labels: Iterable[Any], old: Any, new: Any) -> tuple[Any, ...]:
+    """Returns the labels, with another one in place of one of them."""
+    return tuple(new if l == old else l for l in labels)
 
 
 def without(labels: Iterable[Any], others: Collection[Any]) -> tuple[Any, ...]:
@@ -81,7 +88,7 @@ class Term:
     operand: Var | Row | None
     factors: Product = ()
     sign: int = 1
-    new_state: int = 0  # for a term of a new carry: its index in `AxisLabels.states`
+    new_state: int = 0  # for a term of a new carry: its index in `UnifiedLabels.states`
 
     def times(self, factors: Iterable[Factor], sign: int = 1) -> Term:
         return replace(self, factors=(*self.factors, *factors), sign=self.sign * sign)
@@ -103,8 +110,10 @@ class AffineSum:
         return replace(self, terms=tuple(t.times(factors, sign) for t in self.terms))
 
 
-class AxisLabels:
-    """The labels of the axes of S, and of other values of the step.
+class UnifiedLabels:
+    """Which labels of a step are one: axes of S and of other values get their labels here, and meet here.
+
+    `chunkwise/labeled.py` has the arrays whose axes have these labels.
 
     Attributes:
         states: the carries, of one shape.
@@ -157,7 +166,7 @@ class AxisLabels:
         other: Label,
     ) -> Labels:
         """Returns labels with another one, or with none, in place of one of them."""
-        return tuple(other if l == label else l for l in self.resolved(labels))
+        return relabeled(self.resolved(labels), label, other)
 
     @property
     def long_axes(self) -> Axes:

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Env, Program, Var
+from jrnn.jaxprs import Program, Var
 from jrnn.jaxprs.flat import body_of
 from jrnn.jaxprs.tangents import pushed
 from jrnn.loops.affine import rounds
@@ -41,10 +41,6 @@ from jrnn.loops.newton.enclosure import Box, NotEnclosed, enclosed, radii_of
 ROUNDING_FACTOR = 1.01  # bounds are computed with rounding, too
 
 Boxes = Sequence[Box]
-
-
-def _box_of(env: Env, atom: Atom) -> Box:
-    return Box(jaxprs.value({}, atom)) if jaxprs.is_literal(atom) else env[atom]
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,7 @@ class Enclosures:
 
     def _new(self, inputs: Boxes, old: Values, radii: Values) -> tuple[Boxes, Array]:
         """Returns the new carries from old carries with these radii, and whether they may jump."""
-        return _results(self.step, [*inputs, *map(Box, old, radii)])
+        return enclosed(self.step, [*inputs, *map(Box, old, radii)])
 
     def rounding(self, inputs: Boxes, old: Values) -> Array:
         """Returns u at one time, and what the radii of the inputs add to it, [A, M]."""
@@ -148,16 +144,8 @@ class Enclosures:
             Box(jnp.zeros(t.shape, t.dtype) if isinstance(t, jax.ShapeDtypeStruct) else t)
             for t in self.group.basis(k, old)
         ]
-        tangents, _ = _results(self.tangents, [*inputs, *map(Box, old, radii), *basis])
+        tangents, _ = enclosed(self.tangents, [*inputs, *map(Box, old, radii), *basis])
         return self.group.join([box.size + box.radius for box in tangents])
-
-
-def _results(program: Program, arguments: Boxes) -> tuple[Boxes, Array]:
-    """Returns the results of a program on boxes, and whether one of its values may jump."""
-    env = dict(zip(program.constvars, map(Box, program.consts)))
-    env.update(zip(program.invars, arguments))
-    env, jumps = enclosed(program.eqns, env)
-    return [_box_of(env, atom) for atom in program.outvars], jumps
 
 
 def of_outputs(
@@ -175,19 +163,17 @@ def of_outputs(
         NotEnclosed: if an equation of an output has no enclosure.
     """
     n_carry = len(old)
-    carry_out = step.outvars[:n_carry]
     ys = step.outvars[n_carry:]
+    # The outputs from new and old carries, and inputs.
+    computed = [i for i, v in enumerate(step.outvars[:n_carry]) if not jaxprs.is_literal(v)]
+    inputs = (*jaxprs.take(step.outvars, computed), *step.invars)
+    eqns, _ = jaxprs.needed(step.eqns, ys, {*inputs, *step.constvars})
+    outputs = replace(step, invars=inputs, eqns=tuple(eqns), outvars=ys)
 
     def at_one_time(old, new, xs, before, after):
         def boxes(before, after):
-            new_boxes = zip(carry_out, map(Box, new, after))
-            env = {v: box for v, box in new_boxes if not jaxprs.is_literal(v)}
-            env.update(zip(step.constvars, map(Box, step.consts)))
-            env.update(zip(step.invars[n_carry:], map(Box, xs)))
-            env.update(zip(step.invars, map(Box, old, before)))
-            eqns, _ = jaxprs.needed(step.eqns, ys, set(env))
-            env, jumps = enclosed(eqns, env)
-            return [_box_of(env, y) for y in ys], jumps
+            after_step = jaxprs.take(list(map(Box, new, after)), computed)
+            return enclosed(outputs, [*after_step, *map(Box, old, before), *map(Box, xs)])
 
         off, jumps = boxes(before, after)
         rounded, _ = boxes(_zeros(before), _zeros(after))

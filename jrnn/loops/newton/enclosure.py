@@ -18,6 +18,7 @@ Source: Moore, Kearfott and Cloud, "Introduction to Interval Analysis", 2009, wi
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -27,8 +28,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.jaxprs.primitives import slopes
+from jrnn.jaxprs import Eqn, Program, primitives
+from jrnn.jaxprs.primitives import Row, slopes
 from jrnn.loops.ir import Unsupported
 
 Boxes = Sequence["Box"]
@@ -85,22 +86,22 @@ def _eps(value: Array) -> float:
     return float(jnp.finfo(jnp.result_type(value)).eps) if _is_floating(value) else 0.0
 
 
-def enclosed(eqns: Iterable[Eqn], env: dict[Var, Box]) -> tuple[dict[Var, Box], Array]:
-    """Evaluates equations on boxes.
+def enclosed(program: Program, arguments: Iterable[Box]) -> tuple[Boxes, Array]:
+    """Evaluates a program on boxes.
 
     Args:
-        eqns: the equations, with all calls inlined.
-        env: the boxes of the variables that they read.
+        program: the program, with all calls inlined.
+        arguments: the boxes of its inputs.
 
     Returns:
-        The boxes of all variables; and whether a result may jump within its box, as where it compares unknown values.
+        The boxes of its results; and whether a value may jump within its box, as where it compares unknown values.
 
     Raises:
         NotEnclosed: for an equation without a rule.
     """
     all_jumps: list[Array] = []
 
-    def boxes(eqn, *operands):
+    def boxes(eqn: Eqn, operands: Boxes) -> Boxes:
         centers = jaxprs.bind(eqn, *(box.center for box in operands))
         if _are_exact(operands):
             return list(map(Box, centers))
@@ -112,8 +113,8 @@ def enclosed(eqns: Iterable[Eqn], env: dict[Var, Box]) -> tuple[dict[Var, Box], 
         radii = [jnp.where(jnp.isnan(radius), jnp.inf, radius) for radius in radii]
         return list(map(Box, centers, radii))
 
-    jaxprs.evaluate(eqns, env, boxes, Box)
-    return env, reduce(jnp.logical_or, all_jumps, jnp.asarray(False))
+    results = jaxprs.interpreted(program, arguments, boxes, Box)
+    return results, reduce(jnp.logical_or, all_jumps, jnp.asarray(False))
 
 
 def radii_of(boxes: Boxes) -> list[Array]:
@@ -174,8 +175,7 @@ def _defined(eqn: Eqn, operands: Boxes, centers: Arrays) -> RadiiAndJumps:
     definition = primitives.row_of(eqn).definition
     avals = [jax.typeof(box.center) for box in operands]
     program = jaxprs.trace(lambda *args: [definition(*args)], avals)
-    env, jumps = enclosed(program.eqns, dict(zip(program.invars, operands)))
-    box = env[program.outvars[0]]
+    (box,), jumps = enclosed(program, operands)
     return [box.radius + Box(box.center - center).size], jumps
 
 
@@ -185,12 +185,8 @@ def _ends(box: Box) -> tuple[Array, Array]:
     return center - box.radius, center + box.radius
 
 
-def _sum_of_radii(eqn: Eqn, a: Box, b: Box) -> Array:
-    return a.radius + b.radius
-
-
-def _same_radius(eqn: Eqn, a: Box) -> Array:
-    return a.radius
+def _sum_of_radii(eqn: Eqn, *operands: Box) -> Array:
+    return reduce(operator.add, radii_of(operands))
 
 
 def _multiplied(eqn: Eqn, a: Box, b: Box) -> Array:
@@ -236,6 +232,11 @@ def _reduced_precision(eqn: Eqn, a: Box) -> Array:
 
 def _largest_radius(eqn: Eqn, *operands: Box) -> Array:
     return reduce(jnp.maximum, radii_of(operands))
+
+
+def _summed(eqn: Eqn, operands: Boxes, centers: Arrays) -> RadiiAndJumps:
+    """The rule of sums and differences, and of copies, which are not rounded."""
+    return _smooth(_sum_of_radii, len(operands) > 1)(eqn, operands, centers)
 
 
 def _picked(eqn: Eqn, operands: Boxes, centers: Arrays) -> RadiiAndJumps:
@@ -356,15 +357,12 @@ def _rounded(x: Array) -> Array:
 
 _RULES: dict[str, Rule] = {  # by primitive or kind
     "atan2": _smooth(_angle, FUNCTION_ULPS, 1),
-    **dict.fromkeys(("add", "add_any", "sub"), _smooth(_sum_of_radii)),
     "mul": _smooth(_multiplied),
     "div": _smooth(_quotient, 2),
     "pow": _smooth(_pow, FUNCTION_ULPS),
-    **dict.fromkeys(("abs", "neg", "copy", "name", "stop_gradient"), _smooth(_same_radius, 0)),
+    "abs": _smooth(_sum_of_radii, 0),
     "reduce_precision": _smooth(_reduced_precision),
-    **dict.fromkeys(
-        ("max", "min", "clamp", "and", "or", "xor", "not"), _smooth(_largest_radius, 0)
-    ),
+    **dict.fromkeys(("and", "or", "xor", "not"), _smooth(_largest_radius, 0)),
     "is_finite": _is_finite,
     "sign": _stepped(jnp.sign, 2),
     "floor": _stepped(jnp.floor, 1),
@@ -382,11 +380,16 @@ _RULES: dict[str, Rule] = {  # by primitive or kind
 
 
 def rule_for(eqn: Eqn) -> Rule | None:
-    """Returns the rule for an equation: of its primitive or kind, of its slope, or of its definition."""
-    rule = primitives.rule_of(eqn, _RULES)
-    if rule is not None:
-        return rule
-    row = primitives.row_of(eqn)
+    """Returns the rule for an equation: of its primitive or kind, or of what its row says."""
+    return primitives.rule_of(eqn, _RULES) or rule_of_row(primitives.row_of(eqn))
+
+
+def rule_of_row(row: Row) -> Rule | None:
+    """Returns the rule that follows from the row of a primitive, or None."""
     if row.slope is not None:
         return _sloped
+    if primitives.adds(row):
+        return _summed
+    if row.kind == "elementwise" and row.picks:
+        return _smooth(_largest_radius, 0)
     return _defined if row.definition is not None else None

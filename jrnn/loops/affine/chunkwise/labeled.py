@@ -22,11 +22,8 @@ from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Env, Var
-from jrnn.loops.affine.terms import Factor, Term, factors_in, factors_of
+from jrnn.loops.affine.terms import Factor, Label, Labels, Term, factors_in, factors_of, relabeled
 from jrnn.loops.affine.terms import without as without
-
-Label = int | str
-Labels = tuple[Label, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +50,7 @@ class Labeled:
 
     def renamed(self, old: Label, new: Label) -> Labeled:
         """Returns the array with another label for one of its axes."""
-        labels = tuple(new if l == old else l for l in self.labels)
-        return Labeled(self.array, labels)
+        return Labeled(self.array, relabeled(self.labels, old, new))
 
     def at_first(self, labels: Collection[Label]) -> Labeled:
         """Returns the array at the first index of some of its axes, without these axes."""
