@@ -6,34 +6,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Generic, TypeVar
 
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.primitives.shapes import AxisRule, Follow
 from jrnn.jaxprs.programs import Atom, Eqn, Var, is_literal
 
+T = TypeVar("T")
 Axis = tuple[Var, int]  # a variable, and the position of an axis
 
 
-class Classes:
-    """Classes of axes that belong together, by union and find. Those in `fixed` have a property that their class gets.
+class UnionFind(Generic[T]):
+    """Classes of things that are one: `above` leads from each to another one of its class, and to the class's root.
 
     Each search makes the path behind it half as long, so that n joins take about n log n steps in a chain, too.
     """
 
     def __init__(self) -> None:
-        self._above: dict[Axis, Axis] = {}
-        self.fixed: set[Axis] = set()
+        self.above: dict[T, T] = {}
 
-    def root(self, axis: Axis) -> Axis:
-        above = self._above.get(axis)
+    def root(self, member: T) -> T:
+        above = self.above.get(member)
         while above is not None:
-            further = self._above.get(above)
+            further = self.above.get(above)
             if further is None:
                 return above
-            self._above[axis] = further
-            axis = further
-            above = self._above.get(axis)
-        return axis
+            self.above[member] = further
+            member = further
+            above = self.above.get(member)
+        return member
+
+
+class Classes(UnionFind[Axis]):
+    """Classes of axes that belong together. Those in `fixed` have a property that their class gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed: set[Axis] = set()
 
     def join(self, a: Atom, i: int, b: Atom, j: int) -> None:
         if is_literal(a) or is_literal(b):
@@ -43,7 +52,7 @@ class Classes:
         mine = self.root((a, i))
         theirs = self.root((b, j))
         if mine != theirs:
-            self._above[mine] = theirs
+            self.above[mine] = theirs
             if mine in self.fixed:
                 self.fixed.add(theirs)
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Var
+from jrnn.jaxprs.axes import UnionFind
 from jrnn.loops.ir import CARRY, Unsupported
 
 T = TypeVar("T")
@@ -134,21 +135,14 @@ class UnifiedLabels:
         self.size = dict(zip(self.long_axes, jaxprs.take(shape, self.long_axes)))
         self.contracted: Label = None
         self._numbers = itertools.count(len(shape))
-        self._unified_with: dict[int, int] = {}
+        self._unified = UnionFind[Label]()
         self.numbers: dict[Factor, int] = {}
         self.number_of: dict[Any, int] = {}
         self._rows = {}
         self._replaced_rows = {}
 
     def find(self, label: Label) -> Label:
-        first = label
-        while first in self._unified_with:
-            first = self._unified_with[first]
-        while label in self._unified_with:  # the next search takes one step
-            following = self._unified_with[label]
-            self._unified_with[label] = first
-            label = following
-        return first
+        return self._unified.root(label)
 
     def resolved(self, labels: Iterable[Label]) -> Labels:
         return tuple(map(self.find, labels))
@@ -192,7 +186,7 @@ class UnifiedLabels:
         # an axis of S, or the older label
         first = min(a, b)
         second = max(a, b)
-        self._unified_with[second] = first
+        self._unified.above[second] = first
         return first
 
     def is_matrix(self, value: AffineSum) -> bool:
@@ -230,7 +224,7 @@ class UnifiedLabels:
     ) -> Terms:
         """Returns terms at an index of an axis, or with another label for it."""
         key = (label, index, other)
-        rows = self._replaced_rows.setdefault((len(self._unified_with), *key), {})
+        rows = self._replaced_rows.setdefault((len(self._unified.above), *key), {})
         factors: dict[Factor, Factor] = {}
 
         def changed(term: Term) -> Term:

@@ -130,6 +130,7 @@ class Estimator:
         machine: the constants.
         is_fused: returns True for an inner loop without calls. It is one kernel then, if it is small, and random words are
             computed in registers. By default, inner loops have kernels.
+        planned_bytes: returns the temporary bytes of an inner loop that runs as it is planned, or None for another equation.
 
     Attributes:
         size: returns the bytes of a variable.
@@ -142,6 +143,7 @@ class Estimator:
         loop: Loop,
         machine: Machine = CPU,
         is_fused: Callable[[Eqn], bool] | None = None,
+        planned_bytes: Callable[[Eqn], int | None] | None = None,
     ):
         self.loop = loop
         self.machine = machine
@@ -150,6 +152,7 @@ class Estimator:
         self.updates: set[Var] = set()
         self.free: set[Var] = set()
         self._is_fused = is_fused
+        self._planned_bytes = planned_bytes
         for eqn in loop.eqns:
             if eqn.primitive.name == "scatter-add":
                 if jaxprs.is_zero(eqn.invars[0], loop.producers):
@@ -347,6 +350,9 @@ class Estimator:
 
     def inner_bytes(self, eqn: Eqn) -> int:
         """Returns the bytes of the temporary arrays of an inner loop or of the largest branch."""
+        planned = None if self._planned_bytes is None else self._planned_bytes(eqn)
+        if planned is not None:
+            return planned
         inner = map(self.inside, jaxprs.run_jaxprs(eqn))
         return max([costs.peak_bytes for costs in inner], default=0)
 

@@ -8,7 +8,7 @@ from jrnn.jaxprs.jax_internals import ClosedJaxpr, metadata_of, scan_p
 from jrnn.loops.compile import compile_loop
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.target import Target
-from jrnn.loops.ir import Loop, ScanParams, tag
+from jrnn.loops.ir import ScanParams, tag
 
 
 def temporary_bytes(closed: ClosedJaxpr, target: Target) -> int | None:
@@ -23,21 +23,15 @@ def temporary_bytes(closed: ClosedJaxpr, target: Target) -> int | None:
     program = jaxprs.inlined(closed, jaxprs.CALLS_AND_CHECKPOINTS)
     once = ScanParams(closed, n_consts=0, n_carry=0, length=1, reverse=False).loop(program)
     once = once.with_eqns(once.eqns, once.outputs)  # without what is dead
-    return _Estimator(once, target).part(once.eqns, once.outputs, all_steps=True).peak_bytes
 
-
-class _Estimator(Estimator):
-    """Estimates a program, in which tagged loops run as they are planned."""
-
-    def __init__(self, loop: Loop, target: Target):
-        super().__init__(loop, target.machine)
-        self.target = target
-
-    def inner_bytes(self, eqn: Eqn) -> int:
+    def planned_bytes(eqn: Eqn) -> int | None:
+        """Returns the bytes of a tagged loop as it is planned; None for another equation."""
         of_loop = tag.tag_in(metadata_of(eqn)) if eqn.primitive is scan_p else None
-        if of_loop is not None:
-            with tag.untagged():
-                plan = compile_loop(ScanParams.of(eqn.params), self.target, *of_loop)
-            if plan.chosen is not None:
-                return plan.chosen.estimate.memory
-        return super().inner_bytes(eqn)
+        if of_loop is None:
+            return None
+        with tag.untagged():
+            plan = compile_loop(ScanParams.of(eqn.params), target, *of_loop)
+        return None if plan.chosen is None else plan.chosen.estimate.memory
+
+    estimator = Estimator(once, target.machine, planned_bytes=planned_bytes)
+    return estimator.part(once.eqns, once.outputs, all_steps=True).peak_bytes
