@@ -99,13 +99,22 @@ class _Stack(Parameters):
         bidirectional: bool = False,
         proj_size: int = 0,
         layer_norm: bool = False,
+        learned_state: bool = False,
         deterministic: bool = False,
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
         **settings: Any,
     ) -> None:
         self.layout = Layout(
-            unit, input_size, hidden_size, num_layers, bias, bidirectional, proj_size, layer_norm
+            unit=unit,
+            input_size=input_size,
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+            bias=bias,
+            bidirectional=bidirectional,
+            proj_size=proj_size,
+            layer_norm=layer_norm,
+            learned_state=learned_state,
         )
         self.settings = read(unit.name, settings, inspect.signature(_Stack.__init__).parameters)
         zoneout_rates(self.settings, unit.states)  # raises here instead of at the first call
@@ -150,12 +159,16 @@ class _Stack(Parameters):
         return output, as_given(states)
 
     def initial_state(self, batch: int) -> Any:
-        """The initial states of a call without `hx`, for `batch` sequences: zeros [L K, N, P], or for an LSTM (h, c)."""
-        if self.settings.dtype is None:
-            dtype = jaxprs.promoted_type(*self.params().values())
-        else:
-            dtype = self.settings.dtype
-        return as_given(stack_state(self.layout.unit.name, self.layout, None, batch, dtype))
+        """The initial states of a call without `hx`, for `batch` sequences: [L K, N, P], or for an LSTM (h, c).
+
+        They are zeros, or with `learned_state` the parameters `h_0` and `c_0`.
+        """
+        params = self.params()
+        dtype = self.settings.dtype
+        if dtype is None:
+            dtype = jaxprs.promoted_type(*params.values())
+        state = stack_state(self.layout.unit.name, self.layout, params, None, batch, dtype)
+        return as_given(state)
 
     @spelled_out(step_stack)
     def step(self, x: Any, hx: Any = None, **masks: Any) -> tuple[Array, Any]:
@@ -184,6 +197,8 @@ class RNN(_Stack):
         bias: whether there are biases; True by default.
         bidirectional: whether a second direction runs from the end to the start; its outputs follow the first one's.
         layer_norm: whether to normalize each product in the gates (Ba et al., 2016).
+        learned_state: whether the state before the first step and after resets is trained: the parameters `h_0` [L K, P]
+            and, of an LSTM, `c_0` [L K, H], which begin at 0.
         deterministic: whether dropout and zoneout are disabled; `train()` and `eval()` set it.
         param_dtype: the type of the parameters; float32 by default.
         options: the fields of `jrnn.nn.Settings`, such as batch_first, dropout, zoneout, dtype, recompute, executor.

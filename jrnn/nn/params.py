@@ -9,7 +9,11 @@ The parameters are a flat dict of arrays. Layer k, direction d ("" or "_reverse"
     weight_hr_l{k}{d} [P, H]                                                     (proj_size > 0)
     norm_ih_l{k}{d}   [G H]                         norm_hh_l{k}{d}   [G H]      (layer_norm=True)
 
-PyTorch has all of them except `norm_*`. A cell has the parameters of one layer, without the suffix.
+and the stack of L layers has, in the order of PyTorch's states,
+
+    h_0 [L directions, P]    c_0 [L directions, H] of an LSTM                    (learned_state=True)
+
+PyTorch has all of them except `norm_*`, `h_0` and `c_0`. A cell has the parameters of one layer, without the suffix.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ from jrnn.nn.units import GRU, LSTM, RNN_TANH, Unit
 
 Params = Mapping[str, Any]  # arrays by PyTorch's names
 Shapes = dict[str, tuple[int, ...]]  # by the names of parameters
+
+LEARNED_STATES = ("h_0", "c_0")
 
 
 class Weights(NamedTuple):
@@ -66,9 +72,11 @@ class Layout:
     bidirectional: bool = False
     proj_size: int = 0
     layer_norm: bool = False
+    learned_state: bool = False
 
     def __post_init__(self) -> None:
-        check_bools(f"{self.unit.name}: ", self, "bias", "bidirectional", "layer_norm")
+        flags = ("bias", "bidirectional", "layer_norm", "learned_state")
+        check_bools(f"{self.unit.name}: ", self, *flags)
         for name, least in (
             ("input_size", 1),
             ("hidden_size", 1),
@@ -112,7 +120,15 @@ class Layout:
             width = self.input_size if k < self.directions else self.output_size * self.directions
             for name, shape in self.cell_shapes(width).items():
                 shapes[name + suffix] = shape
+        if self.learned_state:
+            shapes |= zip(LEARNED_STATES, self.state_shapes())
         return shapes
+
+    def state_shapes(self) -> list[tuple[int, int]]:
+        """The shape of each state of one sequence: h [L K, P], and c [L K, H] of an LSTM."""
+        rows = self.num_layers * self.directions
+        sizes = (self.output_size, self.hidden_size)[: self.unit.states]
+        return [(rows, size) for size in sizes]
 
     def cell_shapes(self, width: int) -> Shapes:
         """The shape of every parameter, without suffixes, of one direction of a layer whose input has `width` features."""
@@ -130,7 +146,7 @@ class Layout:
         return shapes
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> dict[str, Array]:
-        """Initial values, uniform in [-1/sqrt(H), 1/sqrt(H)] as in PyTorch; `norm_*` are 1.
+        """Initial values, uniform in [-1/sqrt(H), 1/sqrt(H)] as in PyTorch; `norm_*` are 1, `h_0` and `c_0` 0.
 
         >>> from jrnn.nn.units import GRU
         >>> params = Layout(GRU, input_size=2, hidden_size=4).init(jax.random.key(0))
@@ -157,13 +173,17 @@ def init(
 ) -> dict[str, Array]:
     """As `Layout.init`, for parameters of these shapes."""
     bound = 1.0 / math.sqrt(hidden_size)
-    keys = jax.random.split(key, len(shapes))
-    return {
-        name: jnp.ones(shape, dtype)
-        if name.startswith("norm_")
-        else jax.random.uniform(keys[k], shape, dtype, -bound, bound)
-        for k, (name, shape) in enumerate(shapes.items())
-    }
+    drawn = [name for name in shapes if name not in LEARNED_STATES]
+    keys = dict(zip(drawn, jax.random.split(key, len(drawn))))
+    params = {}
+    for name, shape in shapes.items():
+        if name in LEARNED_STATES:
+            params[name] = jnp.zeros(shape, dtype)
+        elif name.startswith("norm_"):
+            params[name] = jnp.ones(shape, dtype)
+        else:
+            params[name] = jax.random.uniform(keys[name], shape, dtype, -bound, bound)
+    return params
 
 
 def layout_of(unit: Unit, params: Params) -> Layout:
@@ -188,6 +208,7 @@ def layout_of(unit: Unit, params: Params) -> Layout:
         num_layers=len(layers),
         bidirectional="weight_ih_l0_reverse" in params,
         proj_size=jnp.shape(params["weight_hr_l0"])[0] if "weight_hr_l0" in params else 0,
+        learned_state="h_0" in params,
     )
     check_params(unit.name, params, layout.shapes())
     return layout

@@ -26,7 +26,7 @@ from jrnn import jaxprs
 from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import alike, like
 from jrnn.loops import Recompute, compiled_once, hashable
-from jrnn.nn.checks import check_floating, check_integer
+from jrnn.nn.checks import check_bools, check_floating, check_integer
 from jrnn.nn.layers import accumulator
 from jrnn.nn.modules import Parameters
 from jrnn.nn.params import Params, Shapes
@@ -49,6 +49,10 @@ class RecurrentLayer(Parameters):
         dtype: the type of the products with weights; None: the type of the input and parameters. With a 16-bit type,
             products accumulate in float32, gates and states are float32, and only outputs are 16-bit.
         recompute, executor: as in `jrnn.scan`.
+        learned_state: whether the recurrent state before the first step and after resets is trained: the parameter `state`,
+            or `state_0`, `state_1`, ... of a state of several arrays, without the axis N; a complex one has a last axis with
+            its real and imaginary part. They begin with the values of a layer without. Windows of convolutions and
+            positions are not trained.
         param_dtype: the type of the parameters.
         rngs: the source of random keys for the parameters (stream `params`).
     """
@@ -62,6 +66,7 @@ class RecurrentLayer(Parameters):
         dtype: DTypeLike | None = None,
         recompute: Recompute = None,
         executor: str = "auto",
+        learned_state: bool = False,
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:
@@ -73,9 +78,12 @@ class RecurrentLayer(Parameters):
         self.dtype = dtype
         self.recompute = recompute
         self.executor = executor
+        self.learned_state = learned_state
+        check_bools(f"{self._name()}: ", self, "learned_state")
         self._create(rngs, param_dtype)
 
     _timed = False  # whether the formula reads `Span.dt`
+    _leads = 0  # entries of the state before the recurrent state: windows and positions
 
     def _name(self) -> str:
         return type(self).__name__
@@ -93,15 +101,54 @@ class RecurrentLayer(Parameters):
         """The formula, x [T, N, D] -> y [T, N, P] and the state after the last step."""
 
     def _shapes(self) -> Shapes:
-        return {name: shape for name, (_, shape) in self._parameters().items()}
+        own = {name: shape for name, (_, shape) in self._parameters().items()}
+        return own | {name: value.shape for name, value in self._learned(jnp.float32).items()}
 
     def _initial(self, key: Array, dtype: DTypeLike) -> dict[str, Array]:
         wanted = self._parameters()
         keys = jax.random.split(key, max(len(wanted), 1))
-        return {
-            name: start(keys[k], shape, dtype)
-            for k, (name, (start, shape)) in enumerate(wanted.items())
-        }
+        values = {}
+        for k, (name, (start, shape)) in enumerate(wanted.items()):
+            values[name] = start(keys[k], shape, dtype)
+        return values | self._learned(dtype)
+
+    def _learned(self, dtype: DTypeLike) -> dict[str, Array]:
+        """The initial values of the learned state's parameters, by their names."""
+        if not self.learned_state:
+            return {}
+        leaves = jax.tree.leaves(self._recurrent(self._fresh(1, dtype)))
+        values = {}
+        for name, leaf in zip(_names(leaves), leaves, strict=True):
+            if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+                values[name] = jnp.stack([leaf[0].real, leaf[0].imag], axis=-1)
+            elif jnp.issubdtype(leaf.dtype, jnp.floating):
+                values[name] = leaf[0]
+        if not values:
+            raise LayerError(
+                f"{self._name()}: learned_state is True, but the layer has no recurrent state of numbers"
+            )
+        return values
+
+    def _recurrent(self, state: PyTree) -> PyTree:
+        """The part of a state that the loop over time carries."""
+        return state[self._leads :] if self._leads else (state,)
+
+    def _first(self, params: Params, batch: int, dtype: DTypeLike) -> Any:
+        """The state before the first step and after resets, with the learned values."""
+        fresh = self._fresh(batch, dtype)
+        if not self.learned_state:
+            return fresh
+        recurrent, tree = jax.tree.flatten(self._recurrent(fresh))
+        learned = []
+        for name, leaf in zip(_names(recurrent), recurrent, strict=True):
+            if name in params:
+                value = jnp.asarray(params[name])
+                if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+                    value = jax.lax.complex(value[..., 0], value[..., 1])
+                leaf = jnp.broadcast_to(value[None].astype(leaf.dtype), leaf.shape)
+            learned.append(leaf)
+        parts = jax.tree.unflatten(tree, learned)
+        return (*fresh[: self._leads], *parts) if self._leads else parts[0]
 
     def __call__(
         self,
@@ -193,22 +240,22 @@ class RecurrentLayer(Parameters):
     def initial_state(self, batch: int) -> Any:
         """The state of `batch` sequences before their first step: a tree of arrays [N, ...]."""
         params = self.params()
-        return self._fresh(
-            batch, accumulator(compute_type(params, jnp.zeros((), jnp.float16), self.dtype))
-        )
+        dtype = compute_type(params, jnp.zeros((), jnp.float16), self.dtype)
+        return self._first(params, batch, accumulator(dtype))
 
     @jaxprs.with_promotion
     def _called(
         self, params: Params, x: Array, state: PyTree, more: Any, span: Span, single: bool
     ) -> tuple[Any, Any]:
         """Runs the formula on [T, N, D]; padding may hold NaN; `more`: lengths [N], resets, mask and dt [T, N], or None."""
-        fresh = self._fresh(x.shape[1], accumulator(span.dtype))
+        fresh = self._first(params, x.shape[1], accumulator(span.dtype))
         if state is None:
             state = fresh
         else:
             state = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], state) if single else state
             state = self._checked_state(state, fresh)
-        params, x, state, (lengths, resets, mask, dt) = alike((params, x, state, more))
+        params, x, state, more, fresh = alike((params, x, state, more, fresh))
+        lengths, resets, mask, dt = more
         x = x.astype(span.dtype)
         dt = None if dt is None else dt.astype(accumulator(span.dtype))
         steps = live = None
@@ -223,7 +270,15 @@ class RecurrentLayer(Parameters):
             x = where_live(live, x)
             dt = None if dt is None else where_live(live, dt)
             resets = None if resets is None else resets & live
-        y, state = self._run(params, x, state, replace(span, lengths=lengths, resets=resets, dt=dt))
+        recurrent = self._recurrent(fresh)
+        span = replace(
+            span,
+            lengths=lengths,
+            resets=resets,
+            dt=dt,
+            fresh=recurrent[0] if len(recurrent) == 1 else recurrent,
+        )
+        y, state = self._run(params, x, state, span)
         y = jax.tree.map(
             lambda leaf: (
                 leaf.astype(span.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
@@ -261,6 +316,11 @@ def _run_parts(functions: Sequence[Callable], options: Any, arrays: Any) -> tupl
     return layer._called(params, x, state, more, span, single)
 
 
+def _names(leaves: Sequence[Array]) -> list[str]:
+    """The names of the parameters of a learned state."""
+    return ["state"] if len(leaves) == 1 else [f"state_{k}" for k in range(len(leaves))]
+
+
 def uniform(rows: int, columns: int) -> Parameter:
     """A weight [rows, columns], uniform in [-1/sqrt(columns), 1/sqrt(columns)], as PyTorch's linear layers."""
     bound = 1.0 / math.sqrt(columns)
@@ -284,7 +344,8 @@ class Recurrent(RecurrentLayer):
         initial_state: `batch -> state`, the state before the first step and after resets.
         params: a flat dict of arrays, the initial parameters, or a function that makes it from a key.
         rngs: the source of that key.
-        options: batch_first, dtype, recompute and executor, as of all layers. `dtype` is the type of x and y here.
+        options: batch_first, dtype, recompute, executor and learned_state, as of all layers. `dtype` is the type of x and
+            y here.
 
     >>> def step(p, h, x):  # the recurrence of an IndRNN with tanh
     ...     h = jnp.tanh(x @ p["w"].T + p["u"][None] * h)
@@ -319,10 +380,15 @@ class Recurrent(RecurrentLayer):
     _called = RecurrentLayer._called.__wrapped__  # type: ignore[attr-defined]
 
     def _initial(self, key: Array, dtype: DTypeLike) -> dict[str, Array]:
-        return dict(self._given)
+        learned = self._learned(dtype)
+        if both := learned.keys() & self._given.keys():
+            raise LayerError(
+                f"Recurrent: params have {sorted(both)}, the names of the learned state; rename them"
+            )
+        return dict(self._given) | learned
 
     def _shapes(self) -> Shapes:
-        return dict(self._known)
+        return dict(self._known) | {k: v.shape for k, v in self._learned(jnp.float32).items()}
 
     def _fresh(self, batch: int, dtype: DTypeLike) -> Any:
         return jax.tree.map(jnp.asarray, self._start(batch))
@@ -333,11 +399,9 @@ class Recurrent(RecurrentLayer):
         return any(p.kind is p.VAR_POSITIONAL for p in parameters) or len(parameters) > 3
 
     def _run(self, params: Params, x: Array, state: PyTree, span: Span) -> Outputs:
-        fresh = self._fresh(x.shape[1], span.dtype)
-
         def step(carry: PyTree, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
             new, y = self._step(params, carry, *inputs)
             return like(new, carry), y
 
-        state, y = span.scan(step, state, (x,) if span.dt is None else (x, span.dt), fresh)
+        state, y = span.scan(step, state, (x,) if span.dt is None else (x, span.dt))
         return y, state

@@ -35,6 +35,7 @@ class Span:
         dt: [T, N] or None, the time since the last step.
         recompute, executor: as in `jrnn.scan`.
         in_a_step: whether this is `layer.step`, with T = 1, which needs no loop.
+        fresh: the recurrent state to which a reset goes back, or None: zeros.
     """
 
     steps: int
@@ -45,6 +46,7 @@ class Span:
     recompute: Recompute = None
     executor: str = "auto"
     in_a_step: bool = False
+    fresh: PyTree = None
 
     def linear(self, x: Array, weight: Array, bias: Array | None = None) -> Array:
         """x weight^T + bias, [..., D], [R, D], [R] -> [..., R]."""
@@ -58,8 +60,12 @@ class Span:
         xs: PyTree,
         fresh: PyTree = None,
     ) -> Any:
-        """Runs the step over leaves [T, N, ...] from the state [N, ...]; a reset goes back to `fresh`, or to zeros."""
+        """Runs the step over leaves [T, N, ...] from the state [N, ...].
+
+        A reset goes back to `fresh`; None is the span's, or zeros.
+        """
         if self.resets is not None:
+            fresh = self.fresh if fresh is None else fresh
             fresh = jax.tree.map(jnp.zeros_like, state) if fresh is None else fresh
         if self.in_a_step:
             old = state if self.resets is None else in_rows(self.resets[0], fresh, state)

@@ -30,23 +30,43 @@ from jrnn.nn.layers import (
     run_layer,
 )
 from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence
-from jrnn.nn.params import Layout, Params, Weights, cell_layout_of, layout_of
+from jrnn.nn.params import (
+    LEARNED_STATES,
+    Layout,
+    Params,
+    Weights,
+    cell_layout_of,
+    layout_of,
+)
 from jrnn.nn.sequences import Compaction, Sequences, Steps, compute_type, in_rows, where_live
 from jrnn.nn.settings import Settings
 from jrnn.nn.units import State, Unit
 
 
 def stack_state(
-    where: str, layout: Layout, hx: Any, batch: int | None, dtype: DTypeLike, name: str = "hx"
+    where: str,
+    layout: Layout,
+    params: Params,
+    hx: Any,
+    batch: int | None,
+    dtype: DTypeLike,
+    name: str = "hx",
 ) -> State:
-    """The state of a stack as (h [L K, N, P],) or (h, c [L K, N, H]); zeros for None.
+    """The state of a stack as (h [L K, N, P],) or (h, c [L K, N, H]); for None the learned states, or zeros.
 
     With `batch` None, for one sequence, `hx` has no axis N, and the result has N = 1.
     """
-    rows = layout.num_layers * layout.directions
-    sizes = (layout.output_size, layout.hidden_size)[: layout.unit.states]
-    shapes = tuple((rows, size) if batch is None else (rows, batch, size) for size in sizes)
-    states = check_state(where, hx, shapes, accumulator(dtype), name)
+    count = 1 if batch is None else batch
+    if hx is None and layout.learned_state:
+        learned = []
+        for parameter, (rows, size) in zip(LEARNED_STATES, layout.state_shapes()):
+            state = jnp.asarray(params[parameter], accumulator(dtype))
+            learned.append(jnp.broadcast_to(state[:, None], (rows, count, size)))
+        return tuple(learned)
+    shapes = []
+    for rows, size in layout.state_shapes():
+        shapes.append((rows, size) if batch is None else (rows, batch, size))
+    states = check_state(where, hx, tuple(shapes), accumulator(dtype), name)
     return tuple(s[:, None] for s in states) if batch is None else states
 
 
@@ -88,8 +108,8 @@ def run_stack(
     lengths = sequences.lengths
     batch = None if sequences.single else x.shape[1]
     dtype = compute_type(params, x if table is None else table, settings.dtype)
-    states = stack_state(where, layout, hx, batch, dtype)
-    fresh = _fresh_state(where, layout, resets, reset_state, batch, dtype)
+    states = stack_state(where, layout, params, hx, batch, dtype)
+    fresh = _fresh_state(where, layout, params, resets, reset_state, batch, dtype)
     key = key if settings.random else None
     settings = replace(settings, recompute=hashable(settings.recompute))
     shared = Common(unit, settings, dtype, None, return_states)
@@ -131,11 +151,17 @@ def _tokens_and_rows(where: str, x: Any, table: Any, size: int) -> Array:
 
 
 def _fresh_state(
-    where: str, layout: Layout, resets: Any, reset_state: Any, batch: int | None, dtype: DTypeLike
+    where: str,
+    layout: Layout,
+    params: Params,
+    resets: Any,
+    reset_state: Any,
+    batch: int | None,
+    dtype: DTypeLike,
 ) -> State | None:
     """The states after resets, or None without resets."""
     if resets is not None:
-        return stack_state(where, layout, reset_state, batch, dtype, "reset_state")
+        return stack_state(where, layout, params, reset_state, batch, dtype, "reset_state")
     if reset_state is not None:
         raise LayerError(f"{where}: reset_state is given without resets; give resets too")
     return None
@@ -223,8 +249,8 @@ def step_stack(
     x = given.x
     batch = None if given.single else given.x.shape[0]
     dtype = compute_type(params, x, settings.dtype)
-    old = stack_state(where, layout, hx, batch, dtype)
-    fresh = _fresh_state(where, layout, resets, reset_state, batch, dtype)
+    old = stack_state(where, layout, params, hx, batch, dtype)
+    fresh = _fresh_state(where, layout, params, resets, reset_state, batch, dtype)
     if given.resets is not None:
         old = in_rows(given.resets, fresh, old, axis=1)
     if given.mask is not None:

@@ -95,7 +95,8 @@ def chunked(
     layout = module.layout
     params = module.params()
     settings = replace(module.settings, batch_first=False)
-    state = stack_state(where, layout, hx, batch, compute_type(params, x, settings.dtype))
+    dtype = compute_type(params, x, settings.dtype)
+    state = stack_state(where, layout, params, hx, batch, dtype)
 
     def run(state: State, inputs: tuple[Any, ...]) -> tuple[State, Array]:
         k, (piece, resets, mask), lengths, key = inputs

@@ -49,6 +49,9 @@ class CausalConv(RecurrentLayer):
     def _fresh(self, batch: int, dtype: DTypeLike) -> Array:
         return jnp.zeros((batch, self.kernel_size - 1, self.input_size), dtype)
 
+    def _recurrent(self, state: Array) -> tuple[()]:
+        return ()  # the window is of inputs
+
     def _run(self, p: Params, x: Array, window: Array, span: Span) -> tuple[Array, Array]:
         taps, window = span.taps(x, window)
         weight = jnp.swapaxes(p["weight"], 1, 2).reshape(self.output_size, -1)

@@ -103,6 +103,8 @@ class RetNet(_Attention):
     ((5, 2, 8), (2, 2, 4, 8), [5, 3])
     """
 
+    _leads = 1
+
     @spelled_out(_Attention.__init__)
     def __init__(self, input_size: int, *, rngs: nnx.Rngs, **options: Any) -> None:
         super().__init__(input_size, rngs=rngs, **options)
@@ -207,6 +209,8 @@ class DeltaNet(_Attention):
     >>> y.shape, window.shape, S.shape
     ((5, 2, 8), (2, 3, 24), (2, 2, 4, 4))
     """
+
+    _leads = 1
 
     @spelled_out(_Attention.__init__)
     def __init__(

@@ -55,6 +55,7 @@ class Mamba(RecurrentLayer):
     """
 
     _timed = True
+    _leads = 1
 
     @spelled_out(RecurrentLayer.__init__)
     def __init__(
@@ -145,6 +146,7 @@ class Mamba2(RecurrentLayer):
     """
 
     _timed = True
+    _leads = 1
 
     @spelled_out(RecurrentLayer.__init__)
     def __init__(

@@ -45,6 +45,8 @@ class RWKV7(RecurrentLayer):
     ((5, 2, 8), (2, 8), (2, 2, 4, 4))
     """
 
+    _leads = 1
+
     @spelled_out(RecurrentLayer.__init__)
     def __init__(
         self, input_size: int, *, num_heads: int = 1, rank: int = 32, rngs: nnx.Rngs, **options: Any

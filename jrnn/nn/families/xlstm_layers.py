@@ -78,7 +78,9 @@ class SLSTM(RecurrentLayer):
 
     def _fresh(self, batch: int, dtype: DTypeLike) -> tuple[Array, ...]:
         zeros = jnp.zeros((batch, self.hidden_size), dtype)
-        return zeros, zeros, zeros, jnp.full_like(zeros, NEVER)
+        # A past that is empty would multiply a learned one by 0.
+        scale = 0.0 if self.learned_state else NEVER
+        return zeros, zeros, zeros, jnp.full_like(zeros, scale)
 
     def _run(self, p: Params, x: Array, state: PyTree, span: Span) -> Outputs:
         wx = [span.linear(x, p[f"W_{gate}"], p[f"b_{gate}"]) for gate in "zifo"]
@@ -103,7 +105,7 @@ class SLSTM(RecurrentLayer):
             h = jax.nn.sigmoid(o) * c / n
             return (h, c, n, m), h
 
-        state, y = span.scan(step, state, wx, self._fresh(x.shape[1], state[0].dtype))
+        state, y = span.scan(step, state, wx)
         y = layer_norm(heads(y, self.num_heads), heads(p["norm"], self.num_heads))
         return y.reshape(*y.shape[:2], -1), state
 
