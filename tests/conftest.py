@@ -14,6 +14,7 @@ if (
     )
     os.environ.update(quick_compilation.kept())
 
+import eager_by_numpy
 import jax
 import pytest
 import quick_runs
@@ -53,6 +54,12 @@ def pytest_xdist_make_scheduler(config, log):
 
     config.option.loadscopereorder = False
     return LoadFileScheduling(config, log) if config.getoption("dist") == "load" else None
+
+
+def pytest_configure(config):
+    """Lets numpy compute what tests compute outside of `jax.jit`, but in an exhaustive run."""
+    if not config.getoption("--exhaustive"):
+        eager_by_numpy.install()
 
 
 def pytest_collection_modifyitems(config, items):
@@ -112,9 +119,12 @@ def little_compilation(pytestconfig):
     """For modules that test what is traced, and not what is made of it: numpy evaluates it where that suffices."""
     import by_numpy
 
+    from jrnn.loops.wrappers import compiled_calls
+
     if not by_numpy.suffices(pytestconfig.getoption("--exhaustive")):
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "jit", by_numpy.jit)
         yield
+    compiled_calls._compiled.clear()  # programs that are not compiled

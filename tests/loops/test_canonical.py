@@ -50,8 +50,9 @@ def loss(cell, name, size=SIZE, which=scan):
     return lambda p, x: jnp.sum(jnp.sin(run(p, x)))
 
 
+@functools.cache
 def gradient_loops(cell, name):
-    """The loops of a gradient as JAX makes them: forward with residuals, and reverse."""
+    """The loops of a gradient as JAX makes them: forward with residuals, and reverse. Each spelling is traced once."""
     closed = jax.make_jaxpr(jax.grad(loss(cell, name), (0, 1)))(*problem(cell, SIZE))
     return [plan.loop for plan in plans_in(closed.jaxpr, CPU)]
 
@@ -88,6 +89,7 @@ def assert_close(ours, theirs):
     np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5 * largest)
 
 
+@functools.cache
 def stays(loop):
     """What a loop computes step by step, if all leaves it that can: its products, and the shapes of its carries."""
     core = split(canonical_form(loop, hoists_keys=True)[0]).residual

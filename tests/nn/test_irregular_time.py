@@ -14,7 +14,7 @@ T, N, D = 6, 3, 4
 LENGTHS = np.array([6, 0, 4])
 RESETS = np.zeros((T, N), bool)
 RESETS[[2, 3], [0, 2]] = True
-pytestmark = pytest.mark.usefixtures("little_optimization")
+pytestmark = pytest.mark.usefixtures("little_compilation")
 
 
 def decay(p, h, x, dt):

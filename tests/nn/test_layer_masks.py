@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from by_numpy import by_numpy
 from flax import nnx
 from test_recurrent_layers import LAYERS
 
@@ -160,7 +161,7 @@ def test_results_are_those_of_the_steps_that_count(name, x64):
 
         return jax.value_and_grad(of, (0, 1, 2), has_aux=True, allow_int=True)(params, x, first)
 
-    @jax.jit
+    @by_numpy
     def expected(params, x, first):
         def of(params, x, first):
             y, state = by_pieces(layer, params, x, first, fresh)
