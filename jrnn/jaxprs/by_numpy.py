@@ -194,14 +194,12 @@ def _checked_linear_map(
     evaluator: Evaluator,
     operands: Values,
     *,
-    products: ClosedJaxpr,
-    steps: ClosedJaxpr,
-    **_: object,
+    linear_map: Any,
 ) -> list[Array]:
-    results = evaluator.run(products, operands[1:])
+    results = evaluator.run(linear_map.products, operands[1:])
     if operands[0] and all(np.isfinite(v).all() for v in results):
         return results
-    return evaluator.run(steps, operands[1:])
+    return evaluator.run(linear_map.steps, operands[1:])
 
 
 def _linear_solve(

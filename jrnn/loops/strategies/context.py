@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from jrnn.loops.costs.bounds import Bounds
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.target import Target
-from jrnn.loops.costs.times import Estimate, Terms
+from jrnn.loops.costs.times import Estimate, Terms, total
 from jrnn.loops.ir import Loop, Options, Provenance
 from jrnn.loops.passes import Moves, SplitLoop, movable, split
 from jrnn.loops.passes.moves import Dependences
@@ -108,8 +108,6 @@ class Context:
 
     def with_adapters(self, cost: Estimate) -> Estimate:
         """Returns an estimate of the loop with what is computed before and after it for its canonical form."""
-        terms = dict(cost.terms)
-        for name, seconds in self.adapter_terms.items():
-            terms[name] = terms.get(name, 0.0) + seconds
+        terms = total(dict(cost.terms), self.adapter_terms)
         seconds = cost.seconds + sum(self.adapter_terms.values())
         return Estimate(seconds, cost.memory, tuple(terms.items()))

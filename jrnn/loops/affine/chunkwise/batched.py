@@ -38,11 +38,10 @@ from jrnn.loops.affine.chunkwise.chunk_body import (
 )
 from jrnn.loops.affine.chunkwise.guarded import (
     Arrays,
+    LinearMap,
     Pair,
     are_finite,
-    linear_map,
     or_else,
-    traced_with,
 )
 from jrnn.loops.affine.chunkwise.solve import SavedForBackward
 from jrnn.loops.ir import Results, ScanParams
@@ -205,9 +204,8 @@ class _FlatProgram:
             moved = self.tree.unflatten(tangents)
             return with_tangents(self.chunks.tangents_by_steps(before, inputs, moved))
 
-        products = traced_with(tangents_of_products, [*residuals, *moving])
-        steps = traced_with(tangents_of_steps, [*residuals, *moving])
-        return results, of_smooth(results, linear_map(products, steps, good, residuals, moving))
+        linear_map = LinearMap.of(tangents_of_products, tangents_of_steps, residuals, moving)
+        return results, of_smooth(results, linear_map.run(good, [*residuals, *moving]))
 
     def _by_products(self, *args: Array) -> tuple[Arrays, tuple[Arrays, Array]]:
         return self.chunks.run_by_products(self.tree.unflatten(args))

@@ -34,10 +34,10 @@ from jrnn.jaxprs.tangents import is_smooth, with_derivative
 from jrnn.loops.affine.chunkwise.chunk import Chunk
 from jrnn.loops.affine.chunkwise.guarded import (
     Arrays,
+    LinearMap,
     Pair,
     are_finite,
     hidden_p,
-    linear_map,
     or_else,
     traced_with,
 )
@@ -243,11 +243,10 @@ class _FlatProgram:
         moving = [_reshaped(tangent_of[i], self.shapes[i]) for i in key]
         residuals = [*args, *saved_values]
         if key not in self.programs:
-            operands = [*residuals, *moving]
-            products = traced_with(functools.partial(self._tangents_of_products, key), operands)
-            steps = traced_with(functools.partial(self._tangents_of_steps, key), operands)
-            self.programs[key] = (products, steps)
-        moved = linear_map(*self.programs[key], good, residuals, moving)
+            products = functools.partial(self._tangents_of_products, key)
+            steps = functools.partial(self._tangents_of_steps, key)
+            self.programs[key] = LinearMap.of(products, steps, residuals, moving)
+        moved = self.programs[key].run(good, [*residuals, *moving])
         return results, of_smooth(results, _rows(moved))
 
     def _checked(self, *args: Array) -> Arrays:

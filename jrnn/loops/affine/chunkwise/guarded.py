@@ -15,13 +15,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jrnn.jaxprs.jax_internals import Primitive, ad, batching, calling, jaxpr_as_fun, mlir, traced
+from jrnn.jaxprs.jax_internals import (
+    ClosedJaxpr,
+    Primitive,
+    ad,
+    batching,
+    calling,
+    jaxpr_as_fun,
+    mlir,
+    traced,
+)
 from jrnn.jaxprs.tangents import is_smooth, pushed
 from jrnn.loops.affine.rounds import all_finite
 
@@ -61,65 +70,48 @@ def traced_with(fn: ArraysFn, operands: Arrays) -> Any:
     return traced(fn, list(map(jax.typeof, operands)))
 
 
-def linear_map(
-    products: Any,
-    steps: Any,
-    good: Array,
-    residuals: Arrays,
-    moving: Arrays,
-) -> Arrays:
-    """Returns `products(*residuals, *moving)`, or `steps(...)` if `good` is False or a result is not finite.
+class LinearMap(NamedTuple):
+    """A linear map in two forms, which return the same lists of floating-point arrays.
 
-    Args:
-        products, steps: closed jaxprs that return the same lists of floating-point arrays, and are linear in `moving`.
-        good: a boolean.
-        residuals, moving: arrays.
+    Attributes:
+        products: the closed jaxpr of products.
+        steps: the closed jaxpr that runs step by step.
+        n_moving: the number of operands, at the end, in which the map is linear.
     """
-    return _bind(good, [*residuals, *moving], products, steps, len(moving))
 
+    products: ClosedJaxpr
+    steps: ClosedJaxpr
+    n_moving: int
 
-def _bind(
-    good: Array,
-    operands: Arrays,
-    products: Any,
-    steps: Any,
-    count: int,
-) -> Arrays:
-    return linear_p.bind(
-        good,
-        *operands,
-        products=products,
-        steps=steps,
-        count=count,
-    )
+    @staticmethod
+    def of(products: ArraysFn, steps: ArraysFn, residuals: Arrays, moving: Arrays) -> LinearMap:
+        """Traces both forms, for arrays like these. The map is linear in `moving`."""
+        operands = [*residuals, *moving]
+        return LinearMap(traced_with(products, operands), traced_with(steps, operands), len(moving))
+
+    def run(self, good: Array, operands: Arrays) -> Arrays:
+        """Returns the results of `products`, or those of `steps` if `good` is False or a result is not finite."""
+        return linear_p.bind(good, *operands, linear_map=self)
+
+    def rewritten(
+        self, rewrite: Callable[[ArraysFn], ArraysFn], operands: Arrays, n_moving: int
+    ) -> LinearMap:
+        """Returns the map with both forms changed by a function of functions."""
+        products = traced_with(rewrite(jaxpr_as_fun(self.products)), operands)
+        steps = traced_with(rewrite(jaxpr_as_fun(self.steps)), operands)
+        return LinearMap(products, steps, n_moving)
 
 
 @linear_p.def_impl
-def _impl(
-    good: Array,
-    *operands: Array,
-    products: Any,
-    steps: Any,
-    count: int,
-) -> Arrays:
-    results = calling(products)(*operands)
+def _impl(good: Array, *operands: Array, linear_map: LinearMap) -> Arrays:
+    results = calling(linear_map.products)(*operands)
     good = good & all_finite(results)
-    return or_else(good, results, calling(steps), operands)
+    return or_else(good, results, calling(linear_map.steps), operands)
 
 
 @linear_p.def_abstract_eval
-def _types(
-    good: Any,
-    *operands: Any,
-    products: Any,
-    steps: Any,
-    count: int,
-) -> list[Any]:
-    return products.out_avals
-
-
-def _rewritten(closed: Any, rewrite: Callable[[ArraysFn], ArraysFn], operands: Arrays) -> Any:
-    return traced_with(rewrite(jaxpr_as_fun(closed)), operands)
+def _types(good: Any, *operands: Any, linear_map: LinearMap) -> list[Any]:
+    return linear_map.products.out_avals
 
 
 def _moving(tangents: Sequence[Any]) -> list[int]:
@@ -127,14 +119,7 @@ def _moving(tangents: Sequence[Any]) -> list[int]:
     return [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
 
 
-def _jvp(
-    primals: Arrays,
-    tangents: Sequence[Any],
-    *,
-    products: Any,
-    steps: Any,
-    count: int,
-) -> Pair:
+def _jvp(primals: Arrays, tangents: Sequence[Any], *, linear_map: LinearMap) -> Pair:
     good, *operands = primals
     argnums = _moving(tangents[1:])
     moving = [tangents[1 + i] for i in argnums]
@@ -148,22 +133,15 @@ def _jvp(
 
         return tangents_of
 
-    results = _bind(good, operands, products, steps, count)
-    products = _rewritten(products, with_tangents, arguments)
-    steps = _rewritten(steps, with_tangents, arguments)
-    return results, _bind(good, arguments, products, steps, len(moving))
+    of_tangents = linear_map.rewritten(with_tangents, arguments, len(moving))
+    return linear_map.run(good, operands), of_tangents.run(good, arguments)
 
 
 def _transpose(
-    cotangents: Sequence[Any],
-    good: Array,
-    *operands: Any,
-    products: Any,
-    steps: Any,
-    count: int,
+    cotangents: Sequence[Any], good: Array, *operands: Any, linear_map: LinearMap
 ) -> list[Array | None]:
-    residuals = operands[:-count]
-    moving = operands[-count:]
+    residuals = operands[: -linear_map.n_moving]
+    moving = operands[-linear_map.n_moving :]
     cotangents = list(map(ad.instantiate_zeros, cotangents))
     is_needed = list(map(ad.is_undefined_primal, moving))
     types = []
@@ -181,28 +159,20 @@ def _transpose(
 
         return cotangents_of
 
-    products = _rewritten(products, transposed, arguments)
-    steps = _rewritten(steps, transposed, arguments)
-    results = iter(_bind(good, arguments, products, steps, len(cotangents)))
+    transpose = linear_map.rewritten(transposed, arguments, len(cotangents))
+    results = iter(transpose.run(good, arguments))
     of_moving = [next(results) if needed else None for needed in is_needed]
     return [None] * (1 + len(residuals)) + of_moving
 
 
 def _batched(
-    args: Arrays,
-    axes: BatchAxes,
-    *,
-    products: Any,
-    steps: Any,
-    count: int,
+    args: Arrays, axes: BatchAxes, *, linear_map: LinearMap
 ) -> tuple[list[Array], list[int]]:
     good, *operands = args
     if axes[0] is not None:
         good = jnp.all(good)
     over_axes = functools.partial(jax.vmap, in_axes=tuple(axes[1:]))
-    products = _rewritten(products, over_axes, operands)
-    steps = _rewritten(steps, over_axes, operands)
-    results = _bind(good, operands, products, steps, count)
+    results = linear_map.rewritten(over_axes, operands, linear_map.n_moving).run(good, operands)
     return results, [0] * len(results)
 
 
@@ -238,7 +208,8 @@ def _hidden_batched(
     args: Arrays, axes: BatchAxes, *, program: Any
 ) -> tuple[list[Array], list[int]]:
     over_axes = functools.partial(jax.vmap, in_axes=tuple(axes))
-    results = hidden_p.bind(*args, program=_rewritten(program, over_axes, args))
+    program = traced_with(over_axes(jaxpr_as_fun(program)), args)
+    results = hidden_p.bind(*args, program=program)
     return results, [0] * len(results)
 
 
