@@ -1,8 +1,8 @@
 """Interval arithmetic: ranges that contain the values of a jaxpr.
 
-Newton's enclosures (`loops/newton/enclosure.py`) have the same evaluator, `jaxprs.interpreted`, and read the same table. Their
-domain is another one: a center and a radius of a few rounding errors, computed where the program runs. A range has two ends,
-one of which may be infinite, and is known before: a decay `exp(-exp(a))` is at most 1 for any a.
+Newton's enclosures (`loops/newton/enclosure.py`) have the same evaluator, `jaxprs.interpreted`, and read the same table.
+Their domain is another one: a center and a radius of a few rounding errors, computed where the program runs. A range has two
+ends, one of which may be infinite, and is known before: a decay `exp(-exp(a))` is at most 1 for any a.
 
 A row of the table says what is known of a primitive: its image; that it picks elements of its operands; or that its extremes
 are at the ends of the ranges of its operands (`monotone`), or there and at 0 (`even`), where numpy computes them.
