@@ -3,7 +3,7 @@
 In: a `Loop`. Out: an equal `Loop` that is cheaper, or its parts before, in and after the loop. Read `split_loop.py` first.
 """
 
-from jrnn.loops.passes.gates import join_activations, slice_operands
+from jrnn.loops.passes.gates import slice_operands
 from jrnn.loops.passes.moves import NOTHING_MOVES, Moves
 from jrnn.loops.passes.simplify import common_subexpressions, compose_views, pads_to_concatenate
 from jrnn.loops.passes.split_loop import SplitLoop, movable, split
@@ -16,7 +16,6 @@ __all__ = [
     "SplitLoop",
     "common_subexpressions",
     "compose_views",
-    "join_activations",
     "movable",
     "pads_to_concatenate",
     "reads_rows",

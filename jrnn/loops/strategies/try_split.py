@@ -20,7 +20,6 @@ from jrnn.loops.passes import (
     NOTHING_MOVES,
     Moves,
     gates,
-    join_activations,
     slice_operands,
     split,
 )
@@ -183,4 +182,4 @@ def _written_for_xla(context: Context, residual: Loop) -> Node:
     if gates.prefers_separate_slices(residual, computed_before):
         split_loop = split(slice_operands(residual), is_slice, moves=NOTHING_MOVES)
         return Split(split_loop, Steps(update_in_place(split_loop.residual)))
-    return steps_with_wide_sums(update_in_place(join_activations(residual)))
+    return steps_with_wide_sums(update_in_place(residual))

@@ -117,9 +117,7 @@ def _reshape(eqn: Eqn, operands: Values, preferred: Preferred) -> Results | None
         return None
 
     renamed: dict[int, int] = {}  # axes that stay as they are
-    changed: dict[
-        int, tuple[list[int], list[int]]
-    ] = {}  # by its first axis: a block, and what it becomes
+    changed: dict[int, tuple[list[int], list[int]]] = {}  # blocks by their first axis
     for block, new_block in axes.blocks(x.shape, shape):
         old = [a for a in block if x.shape[a] != 1]
         new = [a for a in new_block if shape[a] != 1]
@@ -313,9 +311,8 @@ def _cut(x: StepValue, cuts: dict[int, tuple[int, int, int]], shape: Sequence[in
     """Returns the value `x[start:end:step]` along each of some axes. Axes of the result that have size 1 are in no array."""
     x = x.unmerge([a for a in cuts if a in x.axes])
     for a in cuts:
-        if x.array_axis(a) is None and not is_unit(
-            shape[a]
-        ):  # nothing is left of an axis of size 1
+        # Nothing is left of an axis of size 1.
+        if x.array_axis(a) is None and not is_unit(shape[a]):
             x = StepValue(jax.lax.expand_dims(x.array, [0]), x.shape, ((a,), *x.groups))
     starts = [0] * len(x.groups)
     ends = list(np.shape(x.array))
@@ -336,8 +333,10 @@ def _slice(eqn: Eqn, operands: Values, preferred: Preferred) -> Results:
     params = eqn.params
     shape = eqn.outvars[0].aval.shape
     strides = params["strides"] or (1,) * len(shape)
-    slices = zip(params["start_indices"], params["limit_indices"], strides)
-    cuts = {a: cut for a, cut in enumerate(slices) if cut != (0, x.shape[a], 1)}
+    cuts = {}
+    for axis, cut in enumerate(zip(params["start_indices"], params["limit_indices"], strides)):
+        if cut != (0, x.shape[axis], 1):
+            cuts[axis] = cut
     return [_cut(x, cuts, shape)]
 
 
@@ -364,26 +363,6 @@ def _unstack(eqn: Eqn, operands: Values, preferred: Preferred) -> Results:
     return results
 
 
-def _pad(eqn: Eqn, operands: Values, preferred: Preferred) -> Results:
-    x, fill = operands
-    config = eqn.params["padding_config"]
-    shape = eqn.outvars[0].aval.shape
-    padded = [a for a, padding in enumerate(config) if tuple(padding) != (0, 0, 0)]
-    groups = [*x.unmerge([a for a in padded if a in x.axes]).groups]
-    groups += [(a,) for a in padded if (a,) not in groups]
-    array = x.unmerge(padded).aligned(tuple(groups))
-    paddings = []
-    for group in groups:
-        paddings.append(tuple(map(int, config[group[0]])) if group[0] in padded else (0, 0, 0))
-    array = jax.lax.pad(array, fill.array, paddings)
-    result = StepValue(array, shape, tuple(groups))
-    units = [i for i, group in enumerate(groups) if result.is_unit_group(group)]
-    if not units:
-        return [result]
-    rest = [group for group in groups if not result.is_unit_group(group)]
-    return [StepValue(jax.lax.squeeze(array, units), shape, tuple(rest))]
-
-
 _RULES: dict[str, Callable[..., Results | None]] = {  # by primitive or kind
     **dict.fromkeys(("elementwise", "special"), _elementwise),
     **dict.fromkeys(("barrier", "pvary"), _each),
@@ -392,7 +371,6 @@ _RULES: dict[str, Callable[..., Results | None]] = {  # by primitive or kind
     "broadcast_in_dim": _broadcast,
     "concatenate": _concatenate,
     "dot_general": _product,
-    "pad": _pad,
     "slice": _slice,
     "split": _split,
     "stack": _stack,

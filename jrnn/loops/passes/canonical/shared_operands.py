@@ -1,31 +1,100 @@
 """The pass that joins products of one value with several constant matrices, such as a product for each gate.
 
-What is added to each of them, a bias or another such product, is added to all at once.
+The problem: many cells are written with a matrix for each gate. Then a step has eight small products where two would do, and
+JAX's reverse loop has as many again for each of its gradients. XLA joins none of them, since the matrices are not next to
+each other in memory. Put next to each other once, before the loop, they are one matrix:
 
-Shapes: T time.
+    r = logistic(x A + h C + b)            z = x [A B] + h [C D] + [b c]
+    u = logistic(x B + h D + c)            r, u = logistic(z[:, :H]), logistic(z[:, H:])
+
+This takes two steps. `_joined_products` makes the products of one value slices of one product. `_joined_sums` then finds the
+additions of slices that together are all of an array, with constants or slices of another array, and makes each group one
+addition of whole arrays. Products that are added to products of different values stay apart: in the reverse loop, the
+cotangents of a joined product are read together. Products for outputs alone stay apart from those for the next carry, which
+may leave the loop without them.
+
+Shapes: T time, H hidden.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, NamedTuple
 
+import jax
+from jax import Array
+
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn, Var, axes, primitives
+from jrnn.jaxprs import Env, Eqn, Var, axes, primitives
 from jrnn.jaxprs.programs import is_explicit
 from jrnn.loops.ir import Loop
-from jrnn.loops.passes.gates import (
-    AxisSlice,
-    Concatenation,
-    Joined,
-    axis_slices,
-    join_neighbors,
-    with_slices,
-)
+from jrnn.loops.passes.gates import AxisSlice, axis_slices
 
 _MIN_STEPS = 16  # fewer steps are not worth a copy of the matrices, which each step reads
+
+
+@dataclass(frozen=True, eq=False)
+class _Concatenation:
+    """Constants, one after the other."""
+
+    parts: Sequence[Var]
+    axis: int
+
+    def value(self, env: Env) -> Array:
+        return jax.lax.concatenate(jaxprs.take(env, self.parts), self.axis)
+
+
+@dataclass(frozen=True, eq=False)
+class _Joined:
+    """A product or a sum, computed once for several.
+
+    Attributes:
+        eqn: the equation of the first one.
+        operands: of all.
+        aval: the type of the result, of a sum.
+    """
+
+    eqn: Eqn
+    operands: Sequence[Var | AxisSlice | _Concatenation]
+    aval: Any = None
+
+    def value(self, env: Env) -> Array:
+        """Computes the result at its first use, and adds it to `env`."""
+        if self not in env:
+            operands = [_value(operand, env) for operand in self.operands]
+            (env[self],) = jaxprs.bind(self.eqn, *operands)
+        return env[self]
+
+
+def _value(operand: Any, env: Env) -> Array:
+    if isinstance(operand, Var):
+        return env[operand]
+    if not isinstance(operand, AxisSlice):
+        return operand.value(env)
+    whole = _value(operand.of, env)
+    if operand.size == whole.shape[operand.axis]:
+        return whole
+    return jax.lax.slice_in_dim(whole, operand.lo, operand.hi, axis=operand.axis)
+
+
+def _with_slices(loop: Loop, cuts: Mapping[Var, AxisSlice]) -> Loop:
+    """Returns the loop with some results computed as slices of joined values, and with constants first, which they read."""
+
+    def varies(eqn: Eqn) -> bool:
+        return not loop.varying.isdisjoint(eqn.outvars)
+
+    def rule(eqn: Eqn, env: Env) -> list[Array] | None:
+        if not eqn.outvars or eqn.outvars[0] not in cuts:
+            return None
+        with jaxprs.in_scope(eqn):
+            return [_value(cuts[eqn.outvars[0]], env)]
+
+    return replace(loop, eqns=tuple(sorted(loop.eqns, key=varies))).rewrite(rule)
+
+
+# Products -------------------------------------------------------------------------------------------------------------
 
 
 class _Product(NamedTuple):
@@ -68,9 +137,9 @@ def join_products(loop: Loop) -> Loop:
     products = _joined_products(loop)
     if not products:
         return loop
-    joined = with_slices(_constants_first(loop), products)
+    joined = _with_slices(loop, products)
     sums = _joined_sums(joined)
-    return with_slices(_constants_first(joined), sums) if sums else joined
+    return _with_slices(joined, sums) if sums else joined
 
 
 def _joined_products(loop: Loop) -> dict[Var, AxisSlice]:
@@ -81,23 +150,14 @@ def _joined_products(loop: Loop) -> dict[Var, AxisSlice]:
             continue
         eqn, matrix, free, axis = group[0]
         operands: list[Any] = list(eqn.invars)
-        operands[matrix] = Concatenation([p.eqn.invars[matrix] for p in group], free)
-        whole = Joined(eqn, operands)
+        operands[matrix] = _Concatenation([p.eqn.invars[matrix] for p in group], free)
+        whole = _Joined(eqn, operands)
         lo = 0
         for product in group:
             hi = lo + product.out.aval.shape[axis]
             slices[product.out] = AxisSlice(whole, axis, lo, hi)
             lo = hi
     return slices
-
-
-def _constants_first(loop: Loop) -> Loop:
-    """Returns the loop with equations of constants in front of others, so that any of them may read their results."""
-
-    def varies(eqn: Eqn) -> bool:
-        return not loop.varying.isdisjoint(eqn.outvars)
-
-    return replace(loop, eqns=tuple(sorted(loop.eqns, key=varies)))
 
 
 def _groups(loop: Loop) -> Collection[list[_Product]]:
@@ -148,6 +208,10 @@ def _product(eqn: Eqn, loop: Loop) -> _Product | None:
 # Sums of joined products ----------------------------------------------------------------------------------------------
 
 
+# An addition, and its first operand that is a slice of an array that varies.
+_Addition = tuple[AxisSlice, Eqn]
+
+
 def _joined_sums(loop: Loop) -> dict[Var, AxisSlice]:
     """Returns the sums that are slices of sums of whole arrays.
 
@@ -158,8 +222,61 @@ def _joined_sums(loop: Loop) -> dict[Var, AxisSlice]:
     cuts = axis_slices(loop.eqns)
     constants = {*loop.consts, *jaxprs.results(loop.eqns)}.difference(loop.varying)
     for eqns in _sums_by_depth(loop):
-        join_neighbors(eqns, cuts, constants, only_whole=True)
-    return {v: cut for v, cut in cuts.items() if isinstance(cut.of, Joined)}
+        groups: dict[Any, list[_Addition]] = {}
+        for eqn in eqns:
+            slices = [cuts[v] for v in eqn.invars if v in cuts and cuts[v].of not in constants]
+            if not slices:
+                continue
+            common = tuple(_in_common(v, slices[0], cuts, constants) for v in eqn.invars)
+            if None not in common:
+                groups.setdefault(common, []).append((slices[0], eqn))
+        for group in groups.values():
+            group.sort(key=_start)
+            if len(group) > 1 and _covers([cut for cut, _ in group]):
+                cuts.update(_whole_sum(group, cuts))
+    return {v: cut for v, cut in cuts.items() if isinstance(cut.of, _Joined)}
+
+
+def _start(addition: _Addition) -> int:
+    return addition[0].lo
+
+
+def _in_common(
+    v: Var, first: AxisSlice, cuts: Mapping[Var, AxisSlice], constants: Collection[Var]
+) -> Any:
+    """Returns what an operand has in common with operands of the same place in other sums; None if it is not joined.
+
+    Args:
+        v: the operand.
+        first: the first operand of its sum that is a slice of an array that varies.
+        cuts: the slices.
+        constants: the values that do not vary.
+    """
+    if v in cuts:
+        return cuts[v].of if cuts[v][1:] == first[1:] else None
+    shape = v.aval.shape
+    if v not in constants or shape[first.axis] != first.size:
+        return None
+    return (first.axis, *jaxprs.replaced(shape, [first.axis], [0]), v.aval.dtype)
+
+
+def _covers(cuts: Sequence[AxisSlice]) -> bool:
+    """Returns True if slices in order are all of an array, each once."""
+    starts = [cut.lo for cut in cuts]
+    ends = [cut.hi for cut in cuts]
+    return [*starts, cuts[0].of.aval.shape[cuts[0].axis]] == [0, *ends]
+
+
+def _whole_sum(group: Sequence[_Addition], cuts: Mapping[Var, AxisSlice]) -> dict[Var, AxisSlice]:
+    """Returns the sums of a group as slices of one sum."""
+    first, eqn = group[0]
+    operands: list[Any] = []
+    for several in zip(*(added.invars for _, added in group)):
+        is_cut = several[0] in cuts
+        operands.append(cuts[several[0]].of if is_cut else _Concatenation(several, first.axis))
+    aval = eqn.outvars[0].aval
+    whole = _Joined(eqn, operands, aval.update(shape=first.of.aval.shape))
+    return {added.outvars[0]: cut._replace(of=whole) for cut, added in group}
 
 
 def _sums_by_depth(loop: Loop) -> list[list[Eqn]]:
