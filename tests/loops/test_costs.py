@@ -311,6 +311,7 @@ def test_large_operands_are_not_made_for_several_steps(monkeypatch):
 @pytest.mark.parametrize("margin, changed", [(0.0, True), (1.0, False)])
 def test_loops_without_products_have_a_margin_of_their_own(margin, changed, monkeypatch):
     monkeypatch.setattr(bounds, "ELEMENTWISE_MIN_GAIN", margin)
+    monkeypatch.setattr(try_split, "SHORT_MIN_GAIN", margin)
 
     def step(p, h, x):
         h = list(h)
@@ -982,3 +983,36 @@ def test_products_of_one_row_stay_where_the_loop_is_no_single_kernel():
     older = machines.CPU._replace(one_kernel_bytes=machines.SMALL_LOOP)
     assert arithmetic(loop, Estimator(loop, machines.CPU)).is_one_kernel
     assert arithmetic(loop, Estimator(loop, older)) is None
+
+
+def test_sums_of_scalars_stay_in_a_scalar_loop():
+    """A number that is stored at each step, to be summed after the loop, takes longer than adding it up in the carry."""
+    parameters = [jnp.float32(0.1 * k) for k in range(1, 9)]
+
+    def step(p, carry, x):
+        a, b = carry
+        for k in range(0, 8, 2):
+            a = 0.9 * a + 0.1 * x * p[k] * (a * x - p[k])
+            b = 0.9 * b + 0.1 * x * p[k + 1] * (a * x - p[k + 1])
+        return (a, b), a + b
+
+    def loss(p, xs):
+        init = (xs[0], xs[1])
+        return jnp.sum(jnp.sin(jrnn.scan(lambda c, x: step(p, c, x), init, xs)[1]))
+
+    reverse = jrnn.explain(jax.grad(loss), parameters, jnp.ones(3_650)).loops[1]
+    assert not reverse.accumulated
+    assert {c.label: why for c, why in reverse.rejected}["sum after the loop"] == "slower"
+
+
+def test_elementwise_steps_that_stack_their_states_are_not_written_anew():
+    def step(state, x):
+        for _ in range(4):
+            a, b, c = state
+            rows = [a + 0.01 * (b - a), b + 0.01 * (28 * a - b - a * c), c + 0.01 * (a * b - c)]
+            state = jnp.stack(rows)
+        return state, state + x
+
+    (plan,) = jrnn.explain(jrnn.scan, step, jnp.ones((3, 16, 68)), jnp.ones(200)).loops
+    assert plan.strategy == "lax.scan"
+    assert {c.label: why for c, why in plan.rejected}["nothing moved"] == "gains too little"

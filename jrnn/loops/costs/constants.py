@@ -115,6 +115,7 @@ class TinyLoopCycles(NamedTuple):
         issue: one operation among others that do not wait for it.
         iteration: an iteration of a loop of one kernel.
         carried: a value that the loop carries through memory.
+        stored: a number of an output. To add one up in the carry takes as long, and to sum it after the loop as long again.
         first_order: a step in blocks, of one affine carry.
         second_order: a step in blocks, of two affine carries that are the values of others.
         response: in blocks of more carries, each value of each input.
@@ -130,6 +131,7 @@ class TinyLoopCycles(NamedTuple):
     issue: float = 0.5
     iteration: float = 3.0
     carried: float = 1.0
+    stored: float = 4.0
     first_order: float = 1.5
     second_order: float = 2.5
     response: float = 1.0

@@ -40,7 +40,7 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
-from jrnn.loops.costs.constants import EQUATIONS
+from jrnn.loops.costs.constants import EQUATIONS, TINY_LOOP
 from jrnn.loops.costs.equation_costs import (
     call_seconds,
     element_seconds,
@@ -415,7 +415,11 @@ class Estimator:
         if copies_all:
             copied.update(jaxprs.variables(loop.carry_out))
         trips += steps * machine.kernel * sum(map(copied.__contains__, ys))
-        return total(work, dict(calls=trips, stacks=self.stack_seconds(loop)))
+        stacks = self.stack_seconds(loop)
+        if not several_kernels:
+            scalars = [v for v in ys if jaxprs.elements(v.aval.shape) == 1]
+            stacks += steps * len(scalars) * TINY_LOOP.stored * TINY_LOOP.seconds
+        return total(work, dict(calls=trips, stacks=stacks))
 
     def stack_seconds(self, loop: Loop) -> float:
         """Returns the time to read the inputs of all steps of a loop, and to write their outputs."""
