@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from jrnn.jaxprs.jax_internals import without_outer_scope
+from jrnn.jaxprs import primitives
+from jrnn.jaxprs.jax_internals import Jaxpr, scan_counts, without_outer_scope
 from jrnn.jaxprs.programs import (
+    LOWERED_CALLS,
     Atom,
     Eqn,
     Program,
     Value,
     Values,
     Var,
+    called,
+    is_in,
+    jaxpr_of,
     replaced,
     take,
     trace,
     variables,
 )
-from jrnn.jaxprs.queries import any_in, depends, free_variables, is_zero, needed, producers
+from jrnn.jaxprs.queries import (
+    any_in,
+    depends,
+    free_variables,
+    is_zero,
+    needed,
+    producers,
+)
 
 Function = Callable[..., Values]
 
@@ -120,3 +133,49 @@ def pushed(
         take(args, argnums),
         list(tangents),
     )
+
+
+def arguments_that_move(params: Mapping[str, Any], moving: Sequence[bool]) -> list[bool]:
+    """Returns which arguments of a loop's step have tangents at some step, from those that have tangents at the first one.
+
+    A carry gets tangents from weights, for example. JAX differentiates the step again each time that it finds such
+    carries. With this answer it differentiates the step once. Carries that only might get tangents, as from control flow,
+    are left to JAX. A function with a rule of its own is taken to have tangents where its equations have some.
+
+    Args:
+        params: the parameters of the loop's equation.
+        moving: whether each of its arguments has a tangent.
+    """
+    n_consts, n_carry = scan_counts(params)
+    step = jaxpr_of(params["jaxpr"])
+    arguments = [bool(moves) for moves in moving]
+    while True:
+        before = list(arguments)
+        results = _results_that_move(step, arguments)
+        for i, moves in enumerate(results[:n_carry], n_consts):
+            arguments[i] = arguments[i] or moves
+        if arguments == before:
+            return arguments
+
+
+def _results_that_move(jaxpr: Jaxpr, arguments: Sequence[bool]) -> list[bool]:
+    """Returns which results of a jaxpr surely have tangents, from which of its arguments do."""
+    moving = {v for v, moves in zip(jaxpr.invars, arguments) if moves}
+    for eqn in jaxpr.eqns:
+        operands = [is_in(a, moving) for a in eqn.invars]
+        body = called(eqn, LOWERED_CALLS)
+        if not any(operands):
+            continue
+        if body is not None:
+            results = _results_that_move(jaxpr_of(body), operands)
+        elif eqn.primitive.name == "scan":
+            operands = arguments_that_move(eqn.params, operands)
+            results = _results_that_move(jaxpr_of(eqn.params["jaxpr"]), operands)
+        elif eqn.primitive.name == "cond":
+            branches = [jaxpr_of(branch) for branch in eqn.params["branches"]]
+            by_branch = [_results_that_move(branch, operands[1:]) for branch in branches]
+            results = [any(moves) for moves in zip(*by_branch)]
+        else:
+            results = [primitives.keeps_tangents(eqn)] * len(eqn.outvars)
+        moving.update(v for v, moves in zip(eqn.outvars, results) if moves and is_smooth(v.aval))
+    return [is_in(a, moving) for a in jaxpr.outvars]

@@ -25,7 +25,7 @@ from jrnn.jaxprs.jax_internals import (
     cached,
     current_metadata,
 )
-from jrnn.jaxprs.tangents import is_smooth
+from jrnn.jaxprs.tangents import arguments_that_move, is_smooth
 from jrnn.loops.costs.target import Target
 from jrnn.loops.derivatives.checkpointed import PlanLoop, in_segments
 from jrnn.loops.ir import Provenance, ScanParams, Tag, observers, planning, tag
@@ -56,14 +56,14 @@ def with_linearize(jax_rule: Rule, programs: Sequence[FindProgram]) -> Rule:
         results = _replaced(params, primals, argnums, transform, programs)
         if results is not None:
             return _linearization(results, primals, argnums)
-        gradients_of = nonzeros if is_vjp else ()
+        gradients = nonzeros if is_vjp else ()
         with planning.budget(params["jaxpr"]):
-            changed = observers.attempt(_WHERE, _with_fewer_residuals, params, gradients_of)
+            changed = observers.attempt(_WHERE, _with_fewer_residuals, params, nonzeros, gradients)
         if changed is None:
             return jax_rule(is_vjp, nonzeros, *primals, **params)
-        step, new_tag = changed
+        step, new_tag, moving = changed
         with tag.tagged(new_tag):
-            result = jax_rule(is_vjp, nonzeros, *primals, **{**params, "jaxpr": step})
+            result = jax_rule(is_vjp, moving, *primals, **{**params, "jaxpr": step})
         return _with_tagged_transpose(result, new_tag)
 
     return linearize
@@ -84,10 +84,12 @@ def with_jvp(jax_rule: Rule, programs: Sequence[FindProgram]) -> Rule:
             outs, out_tangents = results
             return outs, [_tangent(out, t) for out, t in zip(outs, out_tangents)]
         with planning.budget(params["jaxpr"]):
-            changed = observers.attempt(_WHERE, _with_fewer_residuals, params, ())
+            nonzeros = [type(t) is not ad.Zero for t in tangents]
+            changed = observers.attempt(_WHERE, _with_fewer_residuals, params, nonzeros, ())
         if changed is None:
             return jax_rule(primals, tangents, **params)
-        step, new_tag = changed
+        step, new_tag, moving = changed
+        tangents = [ad.instantiate_zeros(t) if moves else t for t, moves in zip(tangents, moving)]
         with tag.tagged(new_tag):
             return jax_rule(primals, tangents, **{**params, "jaxpr": step})
 
@@ -215,12 +217,13 @@ def _tangent(out: Any, tangent: Any) -> Any:
 
 
 def _with_fewer_residuals(
-    params: dict[str, Any], gradients_of: Sequence[bool]
-) -> tuple[Any, Tag] | None:
-    """Returns the step for JAX's rule, and the tag of the loops that it makes; None for a loop without a tag.
+    params: dict[str, Any], nonzeros: Sequence[bool], gradients_of: Sequence[bool]
+) -> tuple[Any, Tag, list[bool]] | None:
+    """Returns the step for JAX's rule, the tag of its loops, and which arguments have tangents; None without a tag.
 
     Args:
         params: the equation's parameters.
+        nonzeros: which arguments have tangents at the first step.
         gradients_of: which arguments there will be gradients of. Only the rule for linearization is told.
     """
     old_tag = tag.tag_in(current_metadata())
@@ -241,7 +244,8 @@ def _with_fewer_residuals(
             xs_bytes=sum(map(jaxprs.nbytes, xs)) * jaxprs.extent(scan.length),
             gradient_bytes=sum(map(jaxprs.nbytes, with_gradients)),
         )
-    return step, Tag(options, provenance._replace(stores_less=step is not scan.jaxpr))
+    new_tag = Tag(options, provenance._replace(stores_less=step is not scan.jaxpr))
+    return step, new_tag, arguments_that_move(params, nonzeros)
 
 
 def _with_tagged_transpose(result: Any, new_tag: Tag) -> Any:

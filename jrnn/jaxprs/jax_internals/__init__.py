@@ -46,6 +46,7 @@ from jrnn.jaxprs.jax_internals.tracing import Var as Var
 from jrnn.jaxprs.jax_internals.tracing import api_boundary as api_boundary
 from jrnn.jaxprs.jax_internals.tracing import are_arrays as are_arrays
 from jrnn.jaxprs.jax_internals.tracing import argument_names as argument_names
+from jrnn.jaxprs.jax_internals.tracing import bind_scan as bind_scan
 from jrnn.jaxprs.jax_internals.tracing import cached as cached
 from jrnn.jaxprs.jax_internals.tracing import calling as calling
 from jrnn.jaxprs.jax_internals.tracing import can_change_metadata as can_change_metadata

@@ -18,7 +18,7 @@ from jax.core import ShapedArray, Tracer
 from jax.experimental import xla_metadata
 from jax.extend import linear_util, random, source_info_util
 from jax.extend.core import DebugInfo, Literal, Primitive, jaxpr_as_fun
-from jax.extend.core.primitives import closed_call_p
+from jax.extend.core.primitives import closed_call_p, scan_p
 
 if TYPE_CHECKING:  # by JAX's own annotations, a value of a jaxpr has no shape
 
@@ -124,6 +124,9 @@ _trace = private_name(
 )
 _named_axis_effect = private_name(
     "core", "NamedAxisEffect", "scan(axis_name=...) raises for steps with collectives"
+)
+_flat_trees = (
+    None if JAX < (0, 11) else private_name("flattree", "__dict__", "jrnn.scan is slower to trace")
 )
 private_name(
     "core", "ShapedArray.manual_axis_type", "loops in jax.shard_map with check_vma=True raise"
@@ -270,6 +273,31 @@ def scan_counts(params: Params) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()  # since jax 0.11
     return len(list(consts)), len(list(carry))
+
+
+def bind_scan(
+    step: ClosedJaxpr,
+    consts: Sequence[Array],
+    carry: Sequence[Array],
+    xs: Sequence[Array],
+    **params: Any,
+) -> list[Array]:
+    """Runs a scan with a jaxpr as its step, which `jax.lax.scan` would trace again. Returns the last carry and the ys.
+
+    Args:
+        step: a jaxpr without constants of its own.
+        consts, carry, xs: the arguments.
+        params: `length`, `reverse` and `unroll`.
+    """
+    counts: dict[str, Any] = {"num_consts": len(consts), "num_carry": len(carry)}
+    if _flat_trees is not None:
+        pack = _flat_trees["pack"]
+        nones = _flat_trees["nones"]
+        n_ys = len(step.out_avals) - len(carry)
+        inputs = (nones(len(consts)), nones(len(carry)), nones(len(xs)))
+        counts = {"ft_in": pack(inputs), "ft_out": pack((nones(len(carry)), nones(n_ys)))}
+    results: list[Array] = scan_p.bind(*consts, *carry, *xs, jaxpr=step, **counts, **params)
+    return results
 
 
 def traced(fn: Callable[..., Sequence[Any]], avals: Sequence[ShapedArray | Array]) -> ClosedJaxpr:

@@ -128,6 +128,17 @@ def is_copy(eqn: jaxprs.Eqn) -> bool:
     return row.copies and not row.stops and row.kind == "elementwise"
 
 
+_WITH_TANGENTS = (
+    with_kind("elementwise", "view", "product", "solver")
+    | where(lambda row: row.linear != "" or row.picks)
+) - where(lambda row: row.stops or row.jumps)
+
+
+def keeps_tangents(eqn: jaxprs.Eqn) -> bool:
+    """Returns True if the inexact results of an equation have tangents wherever one of its inexact operands has some."""
+    return eqn.primitive.name in _WITH_TANGENTS
+
+
 def is_sum(eqn: jaxprs.Eqn) -> bool:
     """Returns True for sums, differences and copies: linear in all operands, with derivatives of 1 and -1."""
     row = row_of(eqn)

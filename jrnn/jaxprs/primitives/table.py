@@ -226,14 +226,15 @@ elementwise("or", commutes=True, numpy="b logical_or")
 elementwise("xor", commutes=True)
 elementwise("not", numpy="b logical_not")
 elementwise("shift_left shift_right_arithmetic shift_right_logical")
-elementwise("clz population_count nextafter")
+elementwise("clz population_count")
+elementwise("nextafter", stops=True)
 
 # Copies, types and complex numbers. A conversion is linear if its types are inexact (`is_linear`).
 elementwise("copy name", **_COPY, cost=0.0)
 elementwise("stop_gradient", **_COPY, stops=True, cost=0.0)
 elementwise("convert_element_type", picks=True, numpy=numpy_rules.convert_element_type)
 elementwise("reduce_precision", picks=True)
-elementwise("bitcast_convert_type")
+elementwise("bitcast_convert_type", stops=True)
 elementwise("conj imag real", numpy="c")
 elementwise("complex")
 

@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import LOWERED_CALLS, Atom, Env, Eqn, Names, Program, Var, named, primitives
-from jrnn.jaxprs.jax_internals import are_arrays, calling
+from jrnn.jaxprs.jax_internals import are_arrays, bind_scan
 
 Values = Sequence[Any]  # arrays
 Length = Any  # an integer, or a symbolic dimension of `jax.export`
@@ -116,20 +115,17 @@ class Loop:
         return Program((), (), self.inputs, self.eqns, self.outputs).closed()
 
     def run(self, consts: Values, init: Values, xs: Values, length: Length) -> Results:
-        """Runs `length` steps with `jax.lax.scan`."""
-
-        def step(carry: Values, x: Values) -> tuple[list[Array], list[Array]]:
-            outs = call(*consts, *carry, *x[: len(self.xs)])
-            return outs[: len(carry)], outs[len(carry) :]
-
-        call = calling(self.closed())
-        if not xs and not jaxprs.is_known(length):
-            # `jax.lax.scan` takes a symbolic length only from xs.
-            xs = [jnp.arange(length)]
-        steps = None if xs else length
-        return jax.lax.scan(
-            step, list(init), list(xs), steps, reverse=self.reverse, unroll=self.unroll
+        """Runs `length` steps as `jax.lax.scan` does."""
+        outs = bind_scan(
+            self.closed(),
+            consts,
+            init,
+            xs,
+            length=length,
+            reverse=self.reverse,
+            unroll=self.unroll,
         )
+        return outs[: len(init)], outs[len(init) :]
 
     def rewrite(self, rule: Callable[[Eqn, Env], Values | None]) -> Loop:
         """Replaces some equations, and traces only the new ones.
