@@ -20,7 +20,8 @@ from jrnn.loops.ir.loop import strict_passes
 
 OURS = str(Path(__file__).parents[2]) + os.sep
 _INSTALLED = os.sep + "site-packages" + os.sep
-hide_lines_of(str(Path(__file__).parents[1]))  # plans show the user's lines instead
+for _folder in ("loops", "jaxprs"):  # plans show the user's lines instead
+    hide_lines_of(str(Path(__file__).parents[2] / _folder))
 MAX_FRAMES = 200  # of a traceback, from the loop outwards
 
 LOG = logging.getLogger("jrnn.loops")
