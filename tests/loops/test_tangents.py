@@ -1,4 +1,4 @@
-"""Which arguments of a loop have tangents at some step: a step is differentiated once, and not once for each carry that gets some."""
+"""Which arguments of a loop have tangents at some step, so that JAX differentiates the step once."""
 
 import jax
 import jax.numpy as jnp
