@@ -62,7 +62,7 @@ def keys(path):
 
 
 def properties(path):
-    """What `check_layer` or `check_model` checks, as the code says it."""
+    """What `check_layer`, `check_kernel` or `check_model` checks, as the code says it."""
     module, _, name = path.partition(".")
     table = getattr(importlib.import_module(f"jrnn.testing.{module}"), name)
     rows = [f"| {property.name} | {property.rule} |" for property in table.values()]

@@ -16,10 +16,12 @@ import numpy as np
 from jrnn.cli.output import say_written, terminal, write_json
 from jrnn.cli.tools import parse_feeds, wide_console
 from jrnn.convert import from_factory
+from jrnn.convert.named import load_named
 from jrnn.convert.package import INIT, PREDICT
 from jrnn.errors import FormatError, JrnnError, NetError, UsageError, describe_value, near
 from jrnn.files import write_whole
 from jrnn.files.progress import Heartbeat
+from jrnn.jaxprs.arguments import required
 from jrnn.models import load
 from jrnn.models.text import is_model
 from jrnn.nets.graph import show, to_dot, to_svg, upgrade
@@ -28,7 +30,7 @@ from jrnn.nets.ir import Net, Plan
 from jrnn.nets.lowering import infer_shapes, run_net, unwritten_output, without_sources
 from jrnn.nets.plans import net_of_plan, run_plan, show_steps
 from jrnn.nets.proto import read_net, read_net_or_plan, write_net, write_plan
-from jrnn.testing import check_model, gradients
+from jrnn.testing import ConformanceReport, check_kernel, check_model, gradients
 from jrnn.testing.gradients import Subject, subject_of_function, subject_of_net
 from jrnn.train import load_config
 from jrnn.train.config import Config, find_config
@@ -193,6 +195,8 @@ def _print_parameters(net: Net, blobs: Mapping[str, Any]) -> None:
 
 
 def check_command(args: argparse.Namespace) -> int:
+    if args.step is not None:
+        return _check_kernel(args)
     if is_model(args.net):
         return _check_model(args)
     if args.out is not None and args.out.suffix != ".html":
@@ -222,10 +226,32 @@ def check_command(args: argparse.Namespace) -> int:
 
 
 def _check_model(args: argparse.Namespace) -> int:
+    _refuse_options_of_gradients(args, "a pretrained model")
+    return _print_conformance(check_model(load(args.net)))
+
+
+def _check_kernel(args: argparse.Namespace) -> int:
+    _refuse_options_of_gradients(args, "a kernel")
+    make = load_named(args.step, UsageError, "STEP")
+    parts = make() if callable(make) and not required(make) else None
+    if not isinstance(parts, tuple) or len(parts) not in (3, 4) or not callable(parts[0]):
+        raise UsageError(
+            f"--step {args.step}: must be a function without arguments that returns (step, state, xs), or (step, state, xs, "
+            "options) with options of jrnn.testing.check_kernel"
+        )
+    step, state, xs, *more = parts
+    is_model_file = Path(args.net).suffix == ".onnx"
+    kernel = args.net if is_model_file else load_named(args.net, UsageError, "KERNEL")
+    return _print_conformance(check_kernel(step, kernel, xs, state, **(more[0] if more else {})))
+
+
+def _refuse_options_of_gradients(args: argparse.Namespace, what: str) -> None:
     for option in ("init", "feed", "network", "loss", "scan", "set", "json", "out"):
         if getattr(args, option):
-            raise UsageError(f"--{option} is for gradients; {args.net} is a pretrained model")
-    report = check_model(load(args.net))
+            raise UsageError(f"--{option} is for gradients; {args.net} is {what}")
+
+
+def _print_conformance(report: ConformanceReport) -> int:
     print(report)
     return int(bool(report.findings))
 

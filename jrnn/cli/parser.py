@@ -325,7 +325,10 @@ def _convert(p: _Options) -> None:
 
 
 def _check(p: _Options) -> None:
-    what = "a NetDef file, a package, a config, FILE:NAME of a JAX function, or a pretrained model's folder"
+    what = (
+        "a NetDef file, a package, a config, FILE:NAME of a JAX function, or a pretrained model's folder; with --step, "
+        "FILE:NAME of a kernel, or an ONNX model"
+    )
     p.net(what, "TARGET")
     p.network()
     what = (
@@ -333,6 +336,11 @@ def _check(p: _Options) -> None:
         "differentiates, else all outputs)"
     )
     p.option("--loss", "BLOB", what)
+    what = (
+        "check that the kernel computes the loop of this step: a function without arguments that returns (step, state, xs) "
+        "or (step, state, xs, options), with options of jrnn.testing.check_kernel"
+    )
+    p.option("--step", "FILE:STEP", what, _path)
     p.flag("--scan", "the function is a step (carry, x) -> (carry, y): run it over time")
     p.set("a config")
     what = "how many elements of a blob are compared one by one (default: %(default)s)"
@@ -457,7 +465,7 @@ COMMANDS: dict[str, tuple[tuple[Any, str, str, Callable[[_Options], None]], ...]
         (
             nets.check_command,
             "check",
-            "compare gradients of three kinds; check a pretrained model",
+            "compare gradients of three kinds; check a kernel or a pretrained model",
             _check,
         ),
         (

@@ -1,19 +1,29 @@
-"""check_layer and check_model: whether a layer or a language model does what each should, with counterexamples."""
+"""check_layer, check_kernel and check_model: whether each does what it should, with counterexamples."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import numpy as np
 
 from jrnn.errors import LayerError, near
 from jrnn.testing import properties
+from jrnn.testing.kernels import (
+    KERNEL_PROPERTIES,
+    Kernel,
+    Trial,
+    counterexample_of,
+    example_trial,
+    sequence_kernel,
+    smallest_trial,
+)
 from jrnn.testing.language_models import language_model
 from jrnn.testing.model_properties import MODEL_PROPERTIES
-from jrnn.testing.properties import PROPERTIES, NotApplicable, Property, smaller
+from jrnn.testing.properties import PROPERTIES, NotApplicable, Property, smaller, smallest_of
 from jrnn.testing.recurrent_layers import recurrent_layer
 from jrnn.testing.subjects import Layer, PyTree
 
@@ -24,13 +34,14 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Finding:
-    """A property that a layer or a model does not have.
+    """A property that a layer, a kernel or a model does not have.
 
     Attributes:
         property: its name.
         rule: what should hold.
-        counterexample: what was found; of a layer with the fewest steps and sequences that show it.
+        counterexample: what was found; of a layer or a kernel with the fewest steps and sequences that show it.
         steps, batch: T and N of the counterexample, or of the tokens that the model was checked on.
+        inputs: of a kernel, the arrays of the counterexample by name, in the kernel's layout.
     """
 
     property: str
@@ -38,6 +49,7 @@ class Finding:
     counterexample: str
     steps: int
     batch: int
+    inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.property}: {self.rule}; but for T={self.steps}, N={self.batch}: {self.counterexample}"
@@ -45,7 +57,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class ConformanceReport:
-    """The result of `check_layer` and `check_model`.
+    """The result of `check_layer`, `check_kernel` and `check_model`.
 
     Attributes:
         holds: the properties that hold.
@@ -114,6 +126,58 @@ def check_layer(
     return _report(PROPERTIES, adapted, only, tolerance, _smallest)
 
 
+def check_kernel(
+    step: Any,
+    kernel: Any = None,
+    xs: PyTree = None,
+    state: PyTree = None,
+    *,
+    only: Collection[str] | None = None,
+    tolerance: float = TOLERANCE,
+    **options: Any,
+) -> ConformanceReport:
+    """Checks anything that claims to compute the loop of a step, and finds the smallest counterexample of each fault.
+
+    The step, run token by token in float64, is what all results and gradients are compared with.
+
+    Args:
+        step: `step(carry, x) -> (carry, y)` of JAX, for one token of one sequence and one head; or a `Kernel`.
+        kernel: `kernel(xs, state) -> (ys, state)`, of JAX, torch or NumPy, or an ONNX model. Its signature says which of
+            lengths, resets, segments and mask it takes. See `jrnn.testing.sequence_kernel`.
+        xs: a pytree of inputs in the kernel's layout, a few steps; [T, N, ...] by default.
+        state: a state that a sequence may begin in.
+        only: names of properties to check, such as ["values", "gradients"]; by default all.
+        tolerance: of float32 results, relative to the largest if that is above 1.
+        options: arguments of `sequence_kernel`, such as layout, params and framework, and fields of `Kernel`, such as chunk,
+            decay, multiple_of, returns_state.
+
+    Returns:
+        A report. What the kernel does not take is in `skipped`, with the reason.
+
+    Raises:
+        LayerError: for a kernel of an unknown kind, arrays that do not fit, or an unknown property or option.
+
+    >>> import jax.numpy as jnp
+    >>> def step(total, x):
+    ...     return total + x, total + x
+    >>> def kernel(xs, state):  # forgets its first state where there is more than one chunk
+    ...     ys = jnp.cumsum(xs, axis=0) + (state if len(xs) <= 4 else 0)
+    ...     return ys, ys[-1]
+    >>> xs, state = np.ones((2, 1), np.float32), np.ones(1, np.float32)
+    >>> report = check_kernel(step, kernel, xs, state, chunk=4, layout="TN", only=["values", "first state"])
+    >>> report.holds
+    ('values',)
+    >>> print(report.findings[0])
+    first state: from a first state, outputs and the last state are the step's; but for T=5, N=1: y[0, 0] is 0, not 1; \
+with xs = [0, 0, 0, 0, 0], state = 1
+    """
+    if isinstance(step, Kernel):
+        adapted = replace(step, **options)
+    else:
+        adapted = sequence_kernel(step, kernel, xs, state, **options)
+    return _report(KERNEL_PROPERTIES, example_trial(adapted), only, tolerance, _smallest_trial)
+
+
 def check_model(
     model: Any,
     tokens: Any = None,
@@ -154,8 +218,8 @@ def check_model(
     """
     adapted = language_model(model, tokens, **options)
 
-    def finding(name: str, adapted: Any, tolerance: float, wrong: str) -> Finding:
-        return Finding(name, MODEL_PROPERTIES[name].rule, wrong, *adapted.size)
+    def finding(property: Property, adapted: Any, tolerance: float, wrong: str) -> Finding:
+        return Finding(property.name, property.rule, wrong, *adapted.size)
 
     return _report(MODEL_PROPERTIES, adapted, only, tolerance, finding)
 
@@ -165,27 +229,27 @@ def _report(
     adapted: Any,
     only: Collection[str] | None,
     tolerance: float,
-    finding: Callable[[str, Any, float, str], Finding],
+    finding: Callable[[Property, Any, float, str], Finding],
 ) -> ConformanceReport:
     """Checks the properties of a table; `finding` describes each one that does not hold."""
     names = list(table if only is None else only)
     _known(names, table)
     results: dict[str, Finding | str | None] = {}  # a finding, why it was not checked, or None
+    causes: dict[str, str] = {}  # the property at fault, of those that do not hold or rest on one
     for k, name in enumerate(_in_order(names, table), 1):
         _show(f"{k} of {len(names)} properties: {name}")
-        failed = []
-        for on in table[name].rests_on:
-            if isinstance(results.get(on), Finding):
-                failed.append(on)
+        failed = [causes[on] for on in table[name].rests_on if on in causes]
         if failed:
+            causes[name] = failed[0]
             results[name] = f"{failed[0]} does not hold"
             continue
         try:
-            wrong = _wrong(table[name], adapted, tolerance)
+            with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+                results[name] = _first_finding(table[name], adapted, causes, tolerance, finding)
         except NotApplicable as e:
             results[name] = str(e)
-            continue
-        results[name] = None if wrong is None else finding(name, adapted, tolerance, wrong)
+        if isinstance(results[name], Finding):
+            causes[name] = name
     _show("")
     found = {name: results[name] for name in names}
     return ConformanceReport(
@@ -226,36 +290,72 @@ def _show(text: str) -> None:
 
 def _wrong(property: Property, adapted: Any, tolerance: float) -> str | None:
     try:
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            return property.check(adapted, tolerance)
+        return property.check(adapted, tolerance)
     except NotApplicable:
         raise
     except Exception as e:  # what any library raises is a finding
         return f"raises {type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
 
 
-def _smallest(name: str, layer: Layer, tolerance: float, wrong: str) -> Finding:
-    """The finding of the fewest steps and sequences that shows the same kind of fault: a difference, or an error."""
+def _first_finding(
+    property: Property,
+    adapted: Any,
+    failed: Collection[str],
+    tolerance: float,
+    finding: Callable[[Property, Any, float, str], Finding],
+) -> Finding | None:
+    for subject in property.variations(adapted, failed):
+        wrong = _wrong(property, subject, tolerance)
+        if wrong is not None:
+            return finding(property, subject, tolerance, wrong)
+    return None
+
+
+def _fails_alike(property: Property, tolerance: float, wrong: str) -> Callable[[Any], bool]:
+    """Whether something shows the same kind of fault: a difference, or an error."""
+
+    def fails(subject: Any) -> bool:
+        try:
+            fault = _wrong(property, subject, tolerance)
+        except NotApplicable:
+            return False
+        return fault is not None and fault.startswith("raises ") == wrong.startswith("raises ")
+
+    return fails
+
+
+def _smallest(property: Property, layer: Layer, tolerance: float, wrong: str) -> Finding:
+    """The finding of the fewest steps and sequences that shows the same kind of fault."""
     steps, batch = layer.size
-    for t in [steps] if name == "long" else range(1, steps + 1):
-        for n in range(1, batch + 1):
-            if (t, n) == (steps, batch):
-                fault = wrong
-            else:
-                fault = _wrong(PROPERTIES[name], smaller(layer, t, n), tolerance)
-            if fault is not None and fault.startswith("raises ") == wrong.startswith("raises "):
-                text = f"{fault}{_behavior(name, layer, tolerance, wrong)}"
-                length = properties.LONG if name == "long" else t
-                return Finding(name, PROPERTIES[name].rule, text, length, n)
-    raise AssertionError("the whole layer is the last one tried")
+    is_long = property.name == "long"
+
+    def smaller_layers() -> Iterator[Layer]:
+        for t in [steps] if is_long else range(1, steps + 1):
+            for n in range(1, batch + 1):
+                if (t, n) != (steps, batch):
+                    yield smaller(layer, t, n)
+
+    smallest = smallest_of(layer, smaller_layers(), _fails_alike(property, tolerance, wrong))
+    fault = wrong if smallest is layer else _wrong(property, smallest, tolerance) or wrong
+    text = f"{fault}{_behavior(property, layer, tolerance, wrong)}"
+    t, n = smallest.size
+    return Finding(property.name, property.rule, text, properties.LONG if is_long else t, n)
 
 
-def _behavior(name: str, layer: Layer, tolerance: float, wrong: str) -> str:
+def _smallest_trial(property: Property, trial: Trial, tolerance: float, wrong: str) -> Finding:
+    """The finding of a kernel on the smallest arrays that show the same kind of fault."""
+    smallest = smallest_trial(trial, _fails_alike(property, tolerance, wrong))
+    fault = _wrong(property, smallest, tolerance) or wrong
+    text, inputs = counterexample_of(smallest, fault)
+    return Finding(property.name, property.rule, text, *smallest.size, inputs)
+
+
+def _behavior(property: Property, layer: Layer, tolerance: float, wrong: str) -> str:
     """What the whole layer does, as the end of a counterexample; "" where nothing is known of that."""
-    behavior = PROPERTIES[name].behavior
+    behavior = property.behavior
     if behavior is None or wrong.startswith("raises "):
         return ""
-    said = _wrong(replace(PROPERTIES[name], check=behavior), layer, tolerance)
+    said = _wrong(replace(property, check=behavior), layer, tolerance)
     return "" if said is None or said.startswith("raises ") else f"; {said}"
 
 
@@ -302,6 +402,29 @@ def model_tests(
     >>> test_my_model = model_tests(lambda: jrnn.models.create(config, jax.random.key(0)), skip=["devices"])
     """
     return _tests(MODEL_PROPERTIES, check_model, make, skip, tolerance)
+
+
+def kernel_tests(
+    make: Callable[[], Any], *, skip: Collection[str] = (), tolerance: float = TOLERANCE
+) -> Callable:
+    """Returns a test function for pytest, with one test for each property of `check_kernel`.
+
+    Args:
+        make: a function that returns a `Kernel`, as `jrnn.testing.sequence_kernel` makes it; it is called once.
+        skip, tolerance: as of `layer_tests`.
+
+    Raises:
+        LayerError: for an unknown property in `skip`.
+        ImportError: if pytest is missing.
+
+    >>> import jax.numpy as jnp
+    >>> def make():
+    ...     step = lambda total, x: (total + x, total + x)
+    ...     xs, state = np.ones((3, 2, 1), np.float32), np.ones((2, 1), np.float32)
+    ...     return sequence_kernel(step, lambda xs: jnp.cumsum(xs, axis=0), xs, state, returns_state=False)
+    >>> test_my_kernel = kernel_tests(make, skip=["float16"])  # pytest runs test_my_kernel[values] and so on
+    """
+    return _tests(KERNEL_PROPERTIES, check_kernel, make, skip, tolerance)
 
 
 def _tests(

@@ -7,7 +7,7 @@ counterexample is found by giving it less.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,16 +36,22 @@ STEP = 1e-5  # of central differences, in float64
 
 
 class NotApplicable(Exception):
-    """A layer or a model does not have what a property is about."""
+    """A layer, a model or a kernel does not have what a property is about."""
+
+
+def _itself(subject: Any, failed: Collection[str]) -> Iterable[Any]:
+    return (subject,)
 
 
 @dataclass(frozen=True)
 class Property:
-    """A name, what must hold, and a function that returns what is wrong with a layer or a model, or None.
+    """A name, what must hold, and a function that returns what is wrong with a layer, a model or a trial, or None.
 
     Attributes:
         rests_on: properties without which it cannot hold either: where one of them does not hold, it is not checked.
         behavior: says what the whole layer does instead, where several faults have the same smallest counterexample.
+        variations: what is checked, made from what was given and the names of the properties that do not hold: of a kernel
+            many trials, else that itself.
     """
 
     name: str
@@ -53,6 +59,7 @@ class Property:
     check: Callable[[Any, float], Wrong]
     rests_on: tuple[str, ...] = ()
     behavior: Callable[[Any, float], Wrong] | None = None
+    variations: Callable[[Any, Collection[str]], Iterable[Any]] = _itself
 
 
 PROPERTIES: dict[str, Property] = {}
@@ -81,6 +88,14 @@ def smaller(layer: Layer, steps: int, batch: int) -> Layer:
     return replace(
         layer, x=layer.x[:steps, :batch], state=state_rows(layer, layer.state, slice(0, batch))
     )
+
+
+def smallest_of(subject: Any, candidates: Iterable[Any], fails: Callable[[Any], bool]) -> Any:
+    """The first of the candidates that fails; the subject itself if none does."""
+    for candidate in candidates:
+        if fails(candidate):
+            return candidate
+    return subject
 
 
 def need(has: bool, what: str) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -558,3 +559,40 @@ sys.exit(main())
 def test_ctrl_c_where_python_ignores_exceptions():
     ran = subprocess.run([sys.executable, "-c", IGNORED], capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (130, "jrnn configs: interrupted\n")
+
+
+KERNELS = """
+import numpy as np
+
+def step(total, x):
+    return total + x, total + x
+
+def loop():
+    xs = np.ones((3, 2), np.float32)
+    return step, xs[0], xs, {"framework": "numpy", "chunk": 2, "types": ("float32",)}
+
+def right(xs, state):
+    ys = np.cumsum(xs, axis=0) + state
+    return ys, ys[-1]
+
+def wrong(xs, state):
+    ys, last = right(xs, state)
+    return ys, last + (len(xs) == 3)
+
+number = 3
+"""
+
+
+def test_check_compares_a_kernel_with_its_step(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("sums.py").write_text(KERNELS, encoding="utf-8")
+    assert main(["check", "sums.py:right", "--step", "sums.py:loop"]) == 0
+    assert capsys.readouterr().out.startswith("holds: values, odd lengths, final state, ")
+    assert main(["check", "sums.py:wrong", "--step", "sums.py:loop"]) == 1
+    assert "\nFAILS final state: " in capsys.readouterr().out
+    command = ("check", "sums.py:right", "--step")
+    for step in ("sums.py:right", "sums.py:number", "sums.py:step"):
+        assert "must be a function without arguments that returns" in fails(capsys, *command, step)
+    assert "--scan is for gradients; sums.py:right is a kernel" in fails(
+        capsys, *command, "sums.py:loop", "--scan"
+    )
