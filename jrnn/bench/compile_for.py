@@ -23,7 +23,8 @@ from jrnn.bench.peers import FUNCTIONS, in_mode, versions
 from jrnn.bench.sizes import CELLS, MODES, Size, check_names
 from jrnn.bench.suites import SuiteOptions
 from jrnn.errors import ConfigError
-from jrnn.jaxprs.jax_internals import topologies
+from jrnn.jaxprs.jax_internals import platform_of, topologies
+from jrnn.loops.costs.target import planned_platform
 
 _H100 = """
 gpu_device_info {
@@ -214,7 +215,8 @@ def compile_for(device: Any, peer: str, cell: str, size: Size, mode: str) -> Any
         lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=there),
         (program.weights, program.x),
     )
-    return jax.jit(in_mode(program.forward, mode)).lower(*given).compile()
+    with planned_platform(platform_of(device.client)):
+        return jax.jit(in_mode(program.forward, mode)).lower(*given).compile()
 
 
 def _row(

@@ -47,6 +47,7 @@ from jrnn.loops.passes.canonical.constant_carries import eliminate_carries
 from jrnn.loops.passes.canonical.random_keys import HoistedKeys, hoist_random_keys
 from jrnn.loops.passes.canonical.unpack import unpack_carries
 from jrnn.loops.passes.carries_in_place import copied_bytes
+from jrnn.loops.passes.rounded_operands import round_operands
 from jrnn.loops.plan import (
     LAX_SCAN,
     NOTHING_TO_GAIN,
@@ -154,6 +155,10 @@ def _compile(loop: Loop, target: Target, options: Options, provenance: Provenanc
         plan = plan_to_differentiate(ScanParams.of_loop(form), target, options, tangents)
         if plan is not None and plan.node is not None:
             return replace(plan, loop=loop, node=adapted(plan.node, adapters))
+
+    # Gradients of products of 16 bits multiply in 16 bits, too.
+    if not target.is_estimated:
+        form = round_operands(form)
 
     # 5. What each strategy proposes.
     bounds = Bounds(options.memory)

@@ -232,7 +232,7 @@ def _with_fewer_residuals(
     from jrnn.loops.derivatives.residuals import Stacks, step_with_fewer_residuals
 
     scan = ScanParams.of(params)
-    stacks = Stacks.of(jax.default_backend(), scan.length)
+    stacks = Stacks.of(Target.here().platform, scan.length)
     alone = replace(scan, length=None, reverse=False)
     options, provenance = old_tag
     step = step_with_fewer_residuals(alone, stacks, options.recompute, options.verify)

@@ -8,19 +8,27 @@ Shapes: T time, N batch, C channels, K taps of a convolution.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from jrnn.loops import Recompute, scan
+from jrnn.loops.costs.target import Target
 from jrnn.nn.layers import causal_convolution, contract, whole_layers
 from jrnn.nn.sequences import in_rows
 
 Pair = tuple[Array, Array]  # of a state and outputs
 PyTree = Any  # of arrays
+# JAX's algorithms of products that round operands to a type, and add up in float32.
+_ALGORITHMS = {
+    jnp.dtype(jnp.bfloat16): "BF16_BF16_F32",
+    jnp.dtype(jnp.float16): "F16_F16_F32",
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,8 @@ class Span:
         options = dict(lengths=self.lengths, recompute=self.recompute, executor=self.executor)
         if self.resets is not None:
             options["reset_state"] = fresh
-        return scan(step, state, xs, resets=self.resets, **options)
+        with _products_in(self.dtype):
+            return scan(step, state, xs, resets=self.resets, **options)
 
     def taps(self, x: Array, window: Array) -> tuple[list[Array], Array]:
         """The K - 1 values before each step and the step's own, oldest first, and the next window.
@@ -135,6 +144,17 @@ class Span:
             return positions, positions[-1] + 1
         last = jnp.take_along_axis(positions, jnp.maximum(self.lengths, 1)[None] - 1, axis=0)[0] + 1
         return positions, jnp.where(self.lengths > 0, last, start).astype(start.dtype)
+
+
+def _products_in(dtype: DTypeLike) -> AbstractContextManager[Any]:
+    """The context in which products of a step with its state are rounded on a GPU to a type of 16 bits.
+
+    States are float32. On other platforms products with them are, too.
+    """
+    algorithm = _ALGORITHMS.get(jnp.dtype(dtype))
+    if algorithm is None or Target.here().platform not in ("cuda", "rocm"):
+        return nullcontext()
+    return jax.default_matmul_precision(algorithm)
 
 
 def along_last(values: Array, like: Array) -> Array:

@@ -184,6 +184,11 @@ def dot_general(
     return np.reshape(left @ right.swapaxes(-1, -2), (*batch_sizes, *rows, *columns))
 
 
+def rounded_product(a: Array, b: Array, **_: Any) -> Array:
+    """Does not round: programs are compared in exact arithmetic."""
+    return a @ np.swapaxes(b, 1, 2)
+
+
 def _as_matrices(x: Array, over: Axes, batch: Axes) -> tuple[Array, list[int], list[int]]:
     """Returns a matrix [free, contracted] for each index of the batch axes; and the sizes of batch and free axes."""
     free = other_axes(x.ndim, (*over, *batch))

@@ -351,6 +351,7 @@ enter("select_and_gather_add select_and_scatter_add", "window")
 
 # Products, solvers and orders.
 enter("dot_general", "product", linear="each", axes=shapes.product, numpy=numpy_rules.dot_general)
+enter("rounded_product", "product", linear="each", numpy=numpy_rules.rounded_product)
 enter("conv_general_dilated", "product", linear="each", calls=6.0)
 enter("ragged_dot_general", "product", linear="each")
 enter("cholesky", "solver", numpy=numpy_solvers.cholesky)

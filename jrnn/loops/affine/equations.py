@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -35,6 +35,20 @@ _LONGEST_CONSTANT = 16  # equations that compute a constant
 _MOST_FACTORS = 32  # of a known value: each use has a copy of them
 
 
+class StateProduct(NamedTuple):
+    """A contraction of S.
+
+    Attributes:
+        precision: that the step gives, or None.
+        dtype: of its operands; if they differ, the wider one.
+        is_sum: it is written as a product and a sum, which have no precision.
+    """
+
+    precision: Any
+    dtype: Any
+    is_sum: bool = False
+
+
 class Forms(Contractions):
     """The forms of the values of a step that depend on one carry, or on several that read each other.
 
@@ -45,7 +59,7 @@ class Forms(Contractions):
         values: the form of each variable that has one.
         readouts: the variables where a matrix is contracted to rows.
         breaking: of each variable that has none, the operation that has none, if it reads S.
-        products: the contractions of S as (precision or None, whether it was written as a sum).
+        products: the contractions of S.
     """
 
     def __init__(
@@ -71,7 +85,7 @@ class Forms(Contractions):
             self.values[v] = AffineSum(self.axes, (Term(v),))
         self.readouts: dict[Var, Any] = {}
         self.breaking: dict[Var, Eqn | None] = {}
-        self.products: list[Any] = []
+        self.products: list[StateProduct] = []
 
     def walk(self) -> None:
         """Computes the forms of all variables. Where there is none, what follows from rows stays without a form.
@@ -214,7 +228,7 @@ class Forms(Contractions):
             k = self._choose_k(long)
             sums = without(long, (k,))
             value = replace(self._contract(value, k), sums=sums)
-        self.products.append(jax.lax.Precision.HIGHEST)
+        self.products.append(StateProduct(None, self.states[0].aval.dtype, is_sum=True))
         return replace(value, labels=remaining)
 
     def _dot(
@@ -274,7 +288,8 @@ class Forms(Contractions):
             self._unify_labels(label, over)
             more = value.scaled(scales, sign).terms
             result = replace(result, terms=added_up(self, result.terms, more))
-        self.products.append(eqn.params["precision"])
+        dtype = jaxprs.promoted_type(*(a.aval.dtype for a in eqn.invars))
+        self.products.append(StateProduct(eqn.params["precision"], dtype))
         return result
 
     # Known values: sums of products of smaller values, where they are ones

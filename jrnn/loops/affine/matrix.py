@@ -25,11 +25,18 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.affine.carries import DECAYS_ALONE, ON_INPUTS, Group
-from jrnn.loops.affine.equations import Forms
+from jrnn.loops.affine.equations import Forms, StateProduct
 from jrnn.loops.affine.terms import AffineSum, Axes, Row, Term, Terms, factors_in, rows_of, without
 from jrnn.loops.ir import CARRY, Loop, Unsupported
 
 Matrices = tuple[tuple[Term, Term], ...]  # a matrix that is the same at every step, and a factor
+HIGHEST = jax.lax.Precision.HIGHEST
+# JAX's algorithms that round operands to 16 bits, and add up in float32.
+_ROUNDING = {
+    jax.lax.DotAlgorithmPreset.BF16_BF16_F32: jnp.dtype(jnp.bfloat16),
+    jax.lax.DotAlgorithmPreset.F16_F16_F32: jnp.dtype(jnp.float16),
+}
+_OF_16_BITS = tuple(_ROUNDING.values())
 _MOST = 3  # carries that read each other as wholes
 
 
@@ -86,11 +93,28 @@ class AffineForm:
         """The strongest precision of the step's contractions of S."""
         order = [None, *jax.lax.Precision]
         strongest = 0
-        for product in self.forms.products:
-            for precision in product if isinstance(product, tuple) else (product,):
-                known = precision if precision in order else jax.lax.Precision.HIGHEST
-                strongest = max(strongest, order.index(known))
+        for precision in itertools.chain(*map(_precisions, self.forms.products)):
+            known = precision if precision in order else HIGHEST
+            strongest = max(strongest, order.index(known))
         return order[strongest]
+
+    @property
+    def batched_precision(self) -> Any:
+        """What the products of chunks on accelerators are computed in: the type in which the step contracts S.
+
+        That is a type of 16 bits, a precision or an algorithm that the step asks for, or the highest precision. A step whose
+        S is float32 contracts it in float32, whatever type its queries have, unless it rounds S for that.
+        """
+        products = self.forms.products
+        asked = set(itertools.chain(*map(_precisions, products)))
+        dtypes = {product.dtype for product in products}
+        is_double = self.forms.states[0].aval.dtype == jnp.float64
+        if len(dtypes) == 1 and dtypes.issubset(_OF_16_BITS) and not is_double:
+            return dtypes.pop()
+        if len(asked) == 1 and asked.isdisjoint([None, *jax.lax.Precision]):
+            (algorithm,) = asked  # such as TF32_TF32_F32
+            return _ROUNDING.get(algorithm, algorithm)
+        return self.precision or HIGHEST
 
     @property
     def decays_along_k(self) -> bool:
@@ -204,6 +228,12 @@ def matrix_form(
         free=free,
         columns=columns,
     )
+
+
+def _precisions(product: StateProduct) -> tuple[Any, ...]:
+    """Returns the precisions of the operands of a product."""
+    precision = HIGHEST if product.is_sum else product.precision
+    return precision if isinstance(precision, tuple) else (precision,)
 
 
 def _with_readouts(terms: Iterable[Term], readouts: Mapping[Var, AffineSum]) -> list[Term]:

@@ -10,6 +10,10 @@ from jrnn.jaxprs.jax_internals import platform_of
 from jrnn.loops.costs import machines
 from jrnn.loops.costs.machines import CPU, Machine
 
+# The platform of programs that are compiled for a device that is not there, or "" for this process's platform: what JAX
+# differentiates is planned before JAX says for which platform it lowers.
+planned_platform = jax.make_user_context("")
+
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # of JAX
 
 
@@ -38,8 +42,8 @@ class Target:
 
     @staticmethod
     def here() -> Target:
-        """Returns the target of programs of this process, which are not divided."""
-        return Target.on(platform_of(jax.devices()[0].client))
+        """Returns the target of programs of this process, or of `planned_platform`, which are not divided."""
+        return Target.on(planned_platform.value or platform_of(jax.devices()[0].client))
 
     @staticmethod
     def on(

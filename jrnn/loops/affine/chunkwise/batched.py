@@ -10,8 +10,10 @@ differentiates this program, so its reverse pass has the same form:
 One check decides for all chunks: where a result is not finite, or products of decays are so large that a chunk would lose
 digits, all steps run one by one, as `chunk_body.py` says. A check for each chunk would make the host wait for the device.
 
-The products have full precision where the step gives none. A step's products of S and vectors have it on a GPU, because XLA
-computes them without its units for matrices; at the default precision, a chunk's products would be rounded to TF32.
+The products have the type of the step's (`matrix.py`: `batched_precision`). Queries, keys and values of 16 bits are
+multiplied in their type, with sums in float32; states, decays and the inverse are float32. For float32, they have full
+precision where the step gives none. A step's products of S and vectors have it on a GPU, because XLA computes them without
+its units for matrices; at the default precision, a chunk's products would be rounded to TF32.
 
 Shapes: T time, C steps of a chunk.
 """

@@ -49,8 +49,6 @@ from jrnn.loops.ir import Loop, Results
 
 Shape = tuple[int, ...]
 
-PRECISION = jax.lax.Precision.HIGHEST
-
 
 class ChunkInputs(NamedTuple):
     """What a chunk is computed from, or the tangents of it; with one more axis in front of `xs` and `valid`, all chunks.
@@ -76,8 +74,8 @@ class ChunkBody:
         forms: of the carries.
         loop: the loop of these carries, whose ys are what each step computes.
         steps: C.
-        batched: all chunks are prepared at once, on an accelerator: products have full precision if the step gives none, and
-            the number of kernels determines the time.
+        batched: all chunks are prepared at once, on an accelerator: products have the type of the step's, and the number of
+            kernels determines the time.
     """
 
     forms: tuple[AffineForm, ...]
@@ -135,7 +133,7 @@ class ChunkBody:
                 find=forms.find,
                 dtype=states_of_form[0].dtype,
                 contracted=forms.size[forms.contracted],
-                precision=form.precision or (PRECISION if self.batched else None),
+                precision=form.batched_precision if self.batched else form.precision,
             )
             step_values = StepValues(form, factors, self.steps, inputs.valid)
             chunk = Chunk(step_values, saved, self.batched)

@@ -38,6 +38,7 @@ from jax import Array
 
 from jrnn.loops.affine import rounds
 from jrnn.loops.affine.chunkwise.labeled import Labeled, Labels, Product, dot, times, union, without
+from jrnn.loops.affine.chunkwise.rounded_product import full
 from jrnn.loops.affine.chunkwise.solve import ArrayFn, SavedForBackward
 
 # The labels of the matrices by which states that read each other decay.
@@ -75,7 +76,7 @@ class Decay:
     Attributes:
         steps: C.
         k: the label of K.
-        precision: of the contractions.
+        precision: of the contractions, as of `dot`; decays are never rounded.
     """
 
     steps: int
@@ -102,7 +103,7 @@ class Decay:
             return times([a, decay])
         a = a.renamed(*STATE_LABELS)
         out = without(union([a, decay]), (FROM_STATE,))
-        return dot(a, decay, out, self.precision)
+        return dot(a, decay, out, full(self.precision))
 
     def scores(
         self,

@@ -22,6 +22,7 @@ from jax import Array
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Env, Var
+from jrnn.loops.affine.chunkwise.rounded_product import is_rounding, rounded_product
 from jrnn.loops.affine.terms import Factor, Label, Labels, Term, factors_in, factors_of, relabeled
 from jrnn.loops.affine.terms import without as without
 
@@ -100,7 +101,13 @@ def dot(
     out: Sequence[Label],
     precision: Any,
 ) -> Labeled:
-    """Returns the product of two arrays, summed over the labels that are not in `out`; the result has the axes `out`."""
+    """Returns the product of two arrays, summed over the labels that are not in `out`; the result has the axes `out`.
+
+    Args:
+        a, b: the operands.
+        out: labels.
+        precision: JAX's, or the type of 16 bits to which operands are rounded (`rounded_product.py`).
+    """
     shared = [l for l in a.labels if l in b.labels]
     a = sum_over(a, without(a.labels, {*out, *shared}))
     b = sum_over(b, without(b.labels, {*out, *shared}))
@@ -109,7 +116,10 @@ def dot(
     contracted_axes = (a.axes(over), b.axes(over))
     batch_axes = (a.axes(batch), b.axes(batch))
     numbers = (contracted_axes, batch_axes)
-    product = jaxprs.product(a.array, b.array, numbers, precision, a.array.dtype)
+    if is_rounding(precision):
+        product = rounded_product(a.array, b.array, numbers, precision)
+    else:
+        product = jaxprs.product(a.array, b.array, numbers, precision, a.array.dtype)
     labels = (*batch, *without(a.labels + b.labels, shared))
     out = tuple(l for l in out if l in labels)
     return Labeled(Labeled(product, labels).along(out), out)
@@ -133,7 +143,7 @@ class Factors:
         find: the label that a label was unified with.
         dtype: the dtype of the results.
         contracted: the size of K.
-        precision: of contractions.
+        precision: of contractions, as of `dot`.
     """
 
     env: Env

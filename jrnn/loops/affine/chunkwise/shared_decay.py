@@ -44,6 +44,7 @@ from jrnn.loops.affine.chunkwise.labeled import (
     union,
     without,
 )
+from jrnn.loops.affine.chunkwise.rounded_product import full
 from jrnn.loops.affine.chunkwise.solve import SavedForBackward, unit_lower_inverse
 
 
@@ -80,7 +81,7 @@ class SharedDecay(Decay):
         if TO_STATE not in self.prefix.labels:
             return query, self.prefix
         labels = without(union([query, self.prefix]), (TO_STATE,))
-        product = dot(query, self.prefix, labels, self.precision)
+        product = dot(query, self.prefix, labels, full(self.precision))
         return product.renamed(FROM_STATE, TO_STATE), None
 
     def scores(

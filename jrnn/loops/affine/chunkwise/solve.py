@@ -31,6 +31,7 @@ from jax import Array
 from jrnn import jaxprs
 from jrnn.jaxprs.mesh_axes import like
 from jrnn.loops.affine.chunkwise.guarded import Arrays
+from jrnn.loops.affine.chunkwise.rounded_product import full, matmul
 
 _SHORT = 16  # rows of the blocks that a loop inverts
 
@@ -111,7 +112,7 @@ def unit_lower_solve(
     Args:
         a: [..., n, n], zero on and above the diagonal.
         b: [..., n, m].
-        precision: of the products.
+        precision: of the products with b, as of `dot`; the inverse is never rounded.
         saved: saves the inverse, and x.
 
     >>> import jax.numpy as jnp
@@ -120,7 +121,7 @@ def unit_lower_solve(
     >>> print(unit_lower_solve(a, b, None, SavedForBackward()).T)
     [[1. 3.]]
     """
-    times = functools.partial(jnp.matmul, precision=precision)
+    times = functools.partial(matmul, precision=precision)
 
     def tangent(x: Array, args: Arrays, moved: Arrays) -> Array:
         return times(args[0], moved[2] - times(moved[1], x))
@@ -128,7 +129,7 @@ def unit_lower_solve(
     def solution(inverse: Array, _: Array, b: Array) -> Array:
         return times(inverse, b)
 
-    inverse = unit_lower_inverse(a, precision, saved)
+    inverse = unit_lower_inverse(a, full(precision), saved)
     return saved.result(solution, inverse, a, b, tangent=tangent)
 
 

@@ -38,6 +38,7 @@ from jrnn.loops.affine.chunkwise.decay import (
 )
 from jrnn.loops.affine.chunkwise.guarded import Arrays, Pair
 from jrnn.loops.affine.chunkwise.labeled import Labeled, Labels, dot, times, union, without
+from jrnn.loops.affine.chunkwise.rounded_product import rounded
 from jrnn.loops.affine.chunkwise.solve import ArrayFn, SavedForBackward
 
 
@@ -86,7 +87,7 @@ class VectorDecay(Decay):
                 of_query = i < n
                 joined.append(x * jnp.where(is_second == of_query, other, 1))
             joined.append(totals * other)
-            level = [barrier(x[int(i < n)]) for i, x in enumerate(halves)]
+            level = [barrier(rounded(x[int(i < n)], self.precision)) for i, x in enumerate(halves)]
             return [barrier(x.reshape(self.steps, -1)) for x in joined], level
 
         rows = []
