@@ -2,7 +2,8 @@
 
     python scripts/benchmarks/accelerator_day.py OUT SECONDS [PART...]
 
-PART is a part, or a group of parts: A (correctness and headline ratios) or B (tries of constants); all by default. OUT
+PART is a part, or a group of parts: A (correctness and headline ratios), B (tries of constants) or C (half precision and
+peers, for 720 seconds); all by default. OUT
 gets results.jsonl (a line for each result, flushed at once), summary.md, day.log and programs.tar.gz. The process ends
 after SECONDS, whatever is left to do. On a machine without a GPU all parts run in small sizes, to show that they run.
 """
@@ -27,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import accelerator_parts as parts
 import accelerator_tries as tries
+import accelerator_types as types
 import jax
 import jaxlib
 from accelerator_measure import Day
@@ -55,8 +57,29 @@ B = {
     "bfloat16": (tries.bfloat16, "bfloat16 weights with float32 carries"),
     "rounds": (tries.rounds, "from which T on gradients of affine steps are faster in rounds"),
 }
-PARTS = A | B
-GROUPS = {"A": A, "B": B}
+C = {
+    "cells16": (types.cells, "LSTM and GRU in bfloat16 and float16: jrnn, cuDNN, FlashRNN"),
+    "layers16": (types.layers, "layers in bfloat16 and float32: jrnn, by hand, fla, jla"),
+    "errors16": (types.errors, "the errors of these layers against float64"),
+    "memory": (types.memory, "memory of gated linear attention in chunks"),
+    "resets": (types.resets, "no resets, 1 % and 10 %"),
+    "long": (types.long, "executor='newton' and 'associative' over T, next to the loop"),
+    "compilation": (types.compilation, "seconds to lower and to compile"),
+    "slowest": (types.slowest, "kernels of the program that is slowest next to a peer"),
+}
+# Of the time of group C, if it runs alone.
+SHARES = {
+    "cells16": 0.21,
+    "layers16": 0.29,
+    "errors16": 0.12,
+    "memory": 0.06,
+    "resets": 0.07,
+    "long": 0.14,
+    "compilation": 0.07,
+    "slowest": 0.04,
+}
+PARTS = A | B | C
+GROUPS = {"A": A, "B": B, "C": C}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -97,7 +120,8 @@ def main(arguments: Sequence[str]) -> int:
         **versions,
         flags=os.environ.get("XLA_FLAGS"),
     )
-    day.run({name: PARTS[name.partition(":")[0]][0] for name in dict.fromkeys(chosen)})
+    parts_to_run = {name: PARTS[name.partition(":")[0]][0] for name in dict.fromkeys(chosen)}
+    day.run(parts_to_run, SHARES if list(parts_to_run) == list(C) else None)
     return 0
 
 

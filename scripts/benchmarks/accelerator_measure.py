@@ -87,10 +87,13 @@ class Day:
         self.out, self._end, self._start = out, time.monotonic() + seconds, time.monotonic()
         self._lock = threading.RLock()
         self._texts: dict[str, str] = {}
+        self._part_end = self._end
+        self.medians: dict[str, dict[str, tuple[float, Ready]]] = {}
         self.part = self.only = ""
 
     def left(self) -> float:
-        return self._end - time.monotonic()
+        """Returns the seconds that are left to the part."""
+        return self._part_end - time.monotonic()
 
     def say(self, **fields: Any) -> None:
         """Writes a result."""
@@ -134,13 +137,26 @@ class Day:
                     archive.addfile(entry, io.BytesIO(data))
             aside.replace(self.out / "programs.tar.gz")
 
-    def run(self, parts: Mapping[str, Callable[[Day], None]]) -> None:
-        """Runs parts, PART or PART:TEXT, in order. A part that fails stops no other; at the deadline the process ends."""
+    def run(
+        self,
+        parts: Mapping[str, Callable[[Day], None]],
+        shares: Mapping[str, float] | None = None,
+    ) -> None:
+        """Runs parts, PART or PART:TEXT, in order. A part that fails stops no other; at the deadline the process ends.
+
+        Args:
+            parts: by name.
+            shares: the shares of the time that parts have until they must end, together with the parts before them.
+        """
+        spent = 0.0
         watch = threading.Timer(self.left(), self._out_of_time)
         watch.daemon = True
         watch.start()
         for name, part in parts.items():
             self.part, _, self.only = name.partition(":")
+            spent += (shares or {}).get(self.part, 1.0)
+            whole = self._end - self._start
+            self._part_end = min(self._end, self._start + spent * whole)
             if self.left() < _RESERVE:
                 self.say(skipped="out of time")
                 continue
@@ -237,6 +253,7 @@ class Day:
             costs = dict(
                 least=min(times), runs=len(times), us_a_step=per_step, precision=job.precision
             )
+            self.medians.setdefault(job.name, {})[peer] = (median, running[peer])
             self.say(job=job.name, peer=peer, seconds=median, **costs, **running[peer].costs)
 
 

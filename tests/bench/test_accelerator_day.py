@@ -124,5 +124,5 @@ def test_nothing_begins_when_the_time_is_over(modules, tmp_path, monkeypatch):
 def test_names_of_parts_and_groups(modules, tmp_path, capsys):
     with pytest.raises(SystemExit):
         modules["day"].main([str(tmp_path), "1", "unrol"])
-    assert "there is no part unrol; there are A, B, launch" in capsys.readouterr().err
+    assert "there is no part unrol; there are A, B, C, launch" in capsys.readouterr().err
     assert not (tmp_path / "results.jsonl").exists()
