@@ -220,6 +220,8 @@ def _sample(p: _Options) -> None:
     what = "for pretrained models, penalize repeated tokens (1: off)"
     p.option("--repetition-penalty", "FACTOR", what, float)
     p.several("--stop", "TEXT", "for pretrained models, end before TEXT")
+    what = "for pretrained models, begin from the trained state in FILE.safetensors"
+    p.option("--state", "FILE", what, _path)
     p.seed("the seed of the random choices")
     p.option("--beam", "K", "for task seq2seq, the width of the beam search (1: greedy)", _count(1))
     p.option(
@@ -260,8 +262,8 @@ def _predict(p: _Options) -> None:
 def _export(p: _Options) -> None:
     p.argument("run", "a run directory", _path, metavar="RUN")
     what = (
-        "FILE.onnx for onnxruntime, FILE.jax for jax.export; another name is a folder "
-        "with Caffe2's init_net.pb and predict_net.pb, or with a pretrained model"
+        "FILE.onnx for onnxruntime, FILE.jax for jax.export, FILE.safetensors for a trained first state; another name is "
+        "a folder with Caffe2's init_net.pb and predict_net.pb, or with a pretrained model"
     )
     p.argument("out", what, _file, metavar="OUT")
     p.flag("--step", "write (x, state) -> (y, state) for one step, to .onnx and .jax files")

@@ -163,7 +163,8 @@ def tokens_command(args: argparse.Namespace) -> int:
 
 
 # Options of `jrnn sample` for pretrained models.
-OF_MODELS = ("top_k", "top_p", "min_p", "repetition_penalty")
+OF_DRAWS = ("top_k", "top_p", "min_p", "repetition_penalty")
+OF_MODELS = (*OF_DRAWS, "state")
 
 
 def _given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
@@ -187,8 +188,8 @@ def _sample_model(args: argparse.Namespace) -> int:
     if args.beam is not None or args.attention is not None:
         raise UsageError("--beam and --attention are for runs of the task seq2seq")
     length = 100 if args.length is None else args.length
-    options = _given(args, ("temperature", *OF_MODELS))
-    options |= {"stop": args.stop, "seed": args.seed}
+    options = _given(args, ("temperature", *OF_DRAWS))
+    options |= {"stop": args.stop, "seed": args.seed, "first_state": args.state}
     for piece in write_text(args.run, args.prompt or "", length, **options):
         print(piece, end="", flush=True)
     print()
@@ -211,6 +212,8 @@ def export_command(args: argparse.Namespace) -> int:
         model.export(args.out, step=args.step, batch=args.batch, time=args.time)
     elif args.step:
         raise UsageError(f"--step is for files that end in {' or '.join(EXPORTS)}")
+    elif args.out.suffix == ".safetensors":
+        model.save_first_state(args.out)
     elif args.out.suffix == ".py":
         raise UsageError(
             f"{args.out}: models are not written as Python; FILE.jax is a program that runs without jrnn"

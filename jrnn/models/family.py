@@ -11,6 +11,7 @@ import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -23,6 +24,9 @@ from jrnn.nn.span import Pair, Span, layer_norm, rms_norm
 Shapes = dict[str, tuple[int, ...]]
 State = dict[str, Array]
 Outputs = tuple[Array, State]  # what is computed, and the next state
+# The arrays of a state that a layer's recurrence carries, and that a first state may hold: windows and memories of tokens
+# are of a text.
+RECURRENT = ("S", "ssm", "lru", "sum")
 EMPTY = -1  # the position of an empty slot of a memory
 NOTHING = -1e30  # the greatest exponent of a mean over nothing
 # what is in the arrays of a state before the first token, if not zeros
@@ -42,6 +46,7 @@ class Scoped(NamedTuple):
         positions: [T, N], counted in each text; None if no part asks for them.
         embedded: [T, N, D], what the first layer got.
         shared: what a layer leaves to later ones.
+        first: the layer's recurrent state before a text, by name, [N, ...]; empty if it is zeros.
     """
 
     params: Mapping[str, Array]
@@ -50,6 +55,7 @@ class Scoped(NamedTuple):
     positions: Any = None
     embedded: Any = None
     shared: Any = None
+    first: Mapping[str, Array] = MappingProxyType({})
 
     def __getitem__(self, name: str) -> Array:  # type: ignore[override]
         return self.params[self.prefix + name]
@@ -63,6 +69,10 @@ class Scoped(NamedTuple):
     def linear(self, name: str, x: Array) -> Array:
         """x weight^T + bias, where the bias is optional."""
         return self.span.linear(x, self[f"{name}.weight"], self.get(f"{name}.bias"))
+
+    def scan(self, step: Callable[[Any, Any], Any], state: State, name: str, xs: Any) -> Any:
+        """The layer's recurrence over xs from one array of its state; see `Span.scan`."""
+        return self.span.scan(step, state[name], xs, self.first.get(name))
 
     def convolve(self, name: str, x: Array, window: Array) -> Pair:
         """The causal convolution of each channel, and the next window; see `Span.convolve`."""
@@ -288,15 +298,34 @@ class Decoder:
                     return True
         return False
 
-    def fresh(self, batch: int, dtype: Any, room: int) -> State:
-        """The state before the first token, arrays [N, ...] by layer and name, as `3.conv`."""
+    def fresh(self, batch: int, dtype: Any, room: int, first: Mapping[str, Array]) -> State:
+        """The state before the first token, arrays [N, ...] by layer and name, as `3.conv`.
+
+        Args:
+            first: arrays [1, ...] of the names in `first_shapes`, in the place of zeros.
+        """
         state: State = {"position": jnp.zeros(batch, jnp.int32)} if self.places else {}
         for k, layer in enumerate(self.layers):
             for branch in layer:
                 for name, shape in branch.part.holds(room).items():
+                    key = f"{k}.{name}"
                     kind = jnp.int32 if name == "places" else dtype
-                    state[f"{k}.{name}"] = jnp.full((batch, *shape), FIRST.get(name, 0), kind)
+                    value = FIRST.get(name, 0)
+                    if name == "top" and f"{k}.sum" in first:
+                        value = 0  # else the sum would count as nothing
+                    value = first[key].astype(dtype) if key in first else jnp.asarray(value, kind)
+                    state[key] = jnp.broadcast_to(value, (batch, *shape))
         return state
+
+    def first_shapes(self) -> Shapes:
+        """The shape [1, ...] of each array of a first state, by layer and name."""
+        shapes: Shapes = {}
+        for k, layer in enumerate(self.layers):
+            for branch in layer:
+                for name, shape in branch.part.holds(0).items():
+                    if name in RECURRENT:
+                        shapes[f"{k}.{name}"] = (1, *shape)
+        return shapes
 
     def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         """Embedded tokens [T, N, D] -> hidden values [T, N, D] after the last norm, and the next state."""
@@ -309,10 +338,14 @@ class Decoder:
         for k, layer in enumerate(self.layers):
             prefix = f"{k}."
             own = {}
+            first = {}
             for name, leaf in state.items():
                 if name.startswith(prefix):
                     own[name.removeprefix(prefix)] = leaf
-            here = w.at(f"{self.names.layers}.{k}")
+                    if name in w.first:
+                        value = w.first[name].astype(leaf.dtype)
+                        first[name.removeprefix(prefix)] = jnp.broadcast_to(value, leaf.shape)
+            here = w.at(f"{self.names.layers}.{k}")._replace(first=first)
             for branch in layer:
                 x, new = _run(branch, branch.norm or self.norm, here, x, own)
                 after |= {prefix + name: leaf for name, leaf in new.items()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
 from typing import Any, ClassVar
@@ -30,7 +30,7 @@ from jrnn.nn.span import Span
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["params"],
+    data_fields=["params", "first"],
     meta_fields=["family", "config", "text"],
 )
 @dataclass(frozen=True, repr=False)
@@ -42,6 +42,7 @@ class LanguageModel:
         family: what it computes.
         config: the keys of config.json that count.
         text: config.json.
+        first: the recurrent state before a text, arrays [1, ...] as `with_first_state` takes them; empty if it is zeros.
 
     >>> import jrnn
     >>> config = {"model_type": "mamba2", "vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1, "state_size": 4,
@@ -63,6 +64,7 @@ class LanguageModel:
     family: Family
     config: Any
     text: str
+    first: State = field(default_factory=dict)
 
     @property
     def decoder(self) -> Decoder:
@@ -154,7 +156,39 @@ class LanguageModel:
         """
         dtype = accumulator(self.params[self.decoder.names.embedding].dtype)
         past = generation.history(batch, self.vocabulary, dtype) if history else {}
-        return self.decoder.fresh(batch, dtype, room) | past
+        return self.decoder.fresh(batch, dtype, room, self.first) | past
+
+    def with_first_state(self, state: State) -> LanguageModel:
+        """The model with this recurrent state before each text, in the place of zeros: also after resets, and in `generate`.
+
+        It is trained in the place of parameters (`model.tune = "state"` of `jrnn train`), or by `jax.grad`: the leaves of
+        `first` are leaves of the model.
+
+        Args:
+            state: arrays [1, ...], such as those of a file that `load_state` reads: S, ssm, lru or sum of each layer.
+
+        Raises:
+            LayerError: if arrays are missing, unknown, or of other shapes; if the model has no recurrent state.
+
+        >>> import jrnn
+        >>> config = {"model_type": "rwkv7", "vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1, "head_dim": 4}
+        >>> model = jrnn.models.create(config, jax.random.key(0))
+        >>> tuned = model.with_first_state({"0.S": jnp.ones((1, 2, 4, 4))})
+        >>> float(tuned.initial_state(3)["0.S"].sum())
+        96.0
+        """
+        wanted = self.decoder.first_shapes()
+        given = {name: jnp.shape(leaf) for name, leaf in state.items()}
+        if not wanted:
+            raise LayerError(f"{self.name}: the model has no recurrent state")
+        if given != wanted:
+            names = (*given, *wanted)
+            wrong = min(name for name in names if given.get(name) != wanted.get(name))
+            has, needs = (list(shapes.get(wrong, ())) for shapes in (given, wanted))
+            raise LayerError(
+                f"{self.name}: the first state has {wrong!r} {has} but must have {needs}"
+            )
+        return replace(self, first={name: jnp.asarray(state[name]) for name in wanted})
 
     def generate(self, tokens: Any, length: int, **options: Any) -> Outputs:
         """Writes `length` tokens after a prompt, in one compiled program for the prompt and one for the tokens.
@@ -284,7 +318,7 @@ def _call(
         resets = None if resets is None else resets & live
     span = Span(tokens.shape[0], dtype, lengths, resets, in_a_step=in_a_step)
     embedded = embeddings[tokens].astype(accumulator(dtype))
-    x, after = decoder.run(Scoped(model.params, span), embedded, state)
+    x, after = decoder.run(Scoped(model.params, span, first=model.first), embedded, state)
     head = model.params[names.embedding if decoder.tied else names.head]
     logits = decoder.logits(span.linear(x, head))
     if lengths is not None:

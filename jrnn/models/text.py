@@ -14,6 +14,7 @@ import numpy as np
 from jrnn.errors import ConfigError, DataError
 from jrnn.files import kind_of, parse_json, read_json
 from jrnn.files.reading import read_tokenizer
+from jrnn.models.files import load_state
 from jrnn.models.hub import folder_of
 from jrnn.models.loading import load
 
@@ -30,6 +31,7 @@ def write_text(
     *,
     stop: Sequence[str] = (),
     seed: int = 0,
+    first_state: str | PathLike[str] | None = None,
     **options: Any,
 ) -> Iterator[str]:
     """Loads a model and writes up to `length` tokens after a prompt, until its end-of-text token; piece by piece.
@@ -40,6 +42,7 @@ def write_text(
         prompt: the beginning of the text, which has at least one token.
         stop: texts before whose first appearance after the prompt the text ends.
         seed: of the draws.
+        first_state: a file of a state before the text; see `LanguageModel.with_first_state`.
         options: keyword arguments of `LanguageModel.stream`, such as `temperature`.
 
     Yields:
@@ -47,10 +50,12 @@ def write_text(
 
     Raises:
         DataError: if the prompt has no tokens, or tokens that the model does not know.
-        ConfigError, FormatError: as `load`.
+        ConfigError, FormatError: as `load`. LayerError: if the first state is of another model.
     """
     folder = folder_of(folder)
     model = load(folder)
+    if first_state is not None:
+        model = model.with_first_state(load_state(first_state))
     encode, decode = _tokenizer(folder)
     tokens = encode(prompt)
     if not tokens:

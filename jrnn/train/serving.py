@@ -20,7 +20,7 @@ from jrnn.convert import Package
 from jrnn.errors import CheckpointError, ConfigError, DataError, LayerError
 from jrnn.files import new_folder, write_whole
 from jrnn.files.corpus.corpus import TOKENIZER
-from jrnn.models import LanguageModel, generation
+from jrnn.models import LanguageModel, generation, save_state
 from jrnn.models.generation import check_tokens
 from jrnn.nn.checks import check_array, check_features, check_flags, check_lengths
 from jrnn.nn.sequences import in_rows
@@ -279,6 +279,16 @@ class TrainedModel:
                 for name, text in texts.items():
                     if name in (TOKENIZER, *FILES):
                         write_whole(new / name, text.encode(), ConfigError)
+
+    def save_first_state(self, path: str | Path) -> None:
+        """Writes a first state for `LanguageModel.with_first_state`; raises ConfigError if `model.tune` is not "state"."""
+        model = self.language_model
+        if model is None or not model.first:
+            raise ConfigError(
+                f'{path}: a file of states is written of a pretrained model with model.tune = "state"; '
+                f"{self.name} has none"
+            )
+        save_state(path, model.first)
 
     def export(
         self,

@@ -16,6 +16,7 @@ from jrnn.errors import ConfigError, DataError
 from jrnn.files.corpus import Corpus, tokenize
 from jrnn.train import Config, load_run, train
 from jrnn.train.models import Signature, TokenNnConfig, nn_model
+from jrnn.train.models.pretrained import PretrainedConfig
 from jrnn.train.tasks.task import COMPANIONS
 from jrnn.train.tasks.tokens import Rows, permuted
 from jrnn.train.text_streams import TextChunk
@@ -213,6 +214,33 @@ def test_low_rank_parts_are_trained_and_merged(corpus, pretrained, tmp_path, qui
         np.testing.assert_allclose(
             change, 2 * b @ a, atol=0.02 * float(abs(value).max())
         )  # rounded to bfloat16
+
+
+def test_only_the_first_state_is_trained(corpus, pretrained, tmp_path, quiet, capsys):
+    config = tables(
+        corpus,
+        model={"pretrained": str(pretrained), "tune": "state"},
+        optimizer={"learning_rate": 0.1},
+    )
+    config = decode(
+        Config, {**_tables_of(config), "train": {**vars(config.train), "steps": 2}}, "state.toml"
+    )
+    assert config.optimizer.only == ["first.*"]
+    train(config, tmp_path / "run", console=quiet)
+    run, before = load_run(tmp_path / "run"), models.load(pretrained)
+    tuned = run.language_model
+    for name, value in before.params.items():
+        np.testing.assert_array_equal(tuned.params[name], value)
+    assert tuned.first.keys() == before.decoder.first_shapes().keys()
+    assert all(np.asarray(value).any() for value in tuned.first.values())
+    states = tmp_path / "states.safetensors"
+    assert main(["export", str(tmp_path / "run"), str(states)]) == 0
+    again = before.with_first_state(models.load_state(states))
+    tokens = jnp.array([[1, 2, 3]])
+    np.testing.assert_array_equal(again(tokens)[0], tuned(tokens)[0])
+    capsys.readouterr()
+    with pytest.raises(ConfigError, match="lora_rank must be 0 where model.tune is 'state', is 2"):
+        PretrainedConfig(pretrained="x", tune="state", lora_rank=2)
 
 
 @pytest.mark.parametrize(

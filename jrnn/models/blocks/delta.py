@@ -124,9 +124,7 @@ class Delta(Block):
         rate = along_last(jnp.exp(w["A_log"].astype(a.dtype)), a) * jax.nn.softplus(
             a + along_last(w["dt_bias"], a)
         )
-        S, y = w.span.scan(
-            gated_delta, state["S"], (q * self.key**-0.5, k, v, beta, jnp.exp(-rate))
-        )
+        S, y = w.scan(gated_delta, state, "S", (q * self.key**-0.5, k, v, beta, jnp.exp(-rate)))
         norm, out = ("o_norm", "o_proj") if self.products == "each" else ("norm", "out_proj")
         y = rms_norm(y, w[f"{norm}.weight"], self.epsilon) * jax.nn.silu(z)
         return w.linear(out, y.reshape(*x.shape[:2], -1)), {"conv": conv, "S": S}
@@ -209,7 +207,7 @@ class Kda(Block):
             logs = self.bound * jax.nn.sigmoid(rates * f)
         beta = jax.nn.sigmoid(w.linear("b_proj", x))
         xs = (unit_length(q) * self.size**-0.5, unit_length(k), v, beta, jnp.exp(logs))
-        S, y = w.span.scan(channel_delta, state["S"], xs)
+        S, y = w.scan(channel_delta, state, "S", xs)
         y = rms_norm(y, w["o_norm.weight"], self.epsilon) * jax.nn.sigmoid(
             heads(product("g"), self.heads)
         )
@@ -250,6 +248,6 @@ class Lightning(Block):
         q, k, v = jnp.split(qkv, 3, axis=-1)
         rates = 2.0 ** (-8 / self.heads * np.arange(1, self.heads + 1)) * self.share
         decay = jnp.broadcast_to(jnp.asarray(np.exp(-rates), q.dtype)[None, None], q.shape[:3])
-        S, y = w.span.scan(state_space, state["S"], (q, k, v, decay))
+        S, y = w.scan(state_space, state, "S", (q, k, v, decay))
         y = Norm(self.heads * self.size, 1e-6)(w.at("norm"), y.reshape(*x.shape[:2], -1))
         return w.linear("out_proj", jax.nn.sigmoid(w.linear("output_gate", x)) * y), {"S": S}

@@ -74,7 +74,7 @@ class Mamba1(Block):
         dt, b, by = parts
         dt = jax.nn.softplus(w.linear("dt_proj", dt))
         step = selective(-jnp.exp(w["A_log"].astype(state["ssm"].dtype)))
-        ssm, y = w.span.scan(step, state["ssm"], (u, dt, b, by))
+        ssm, y = w.scan(step, state, "ssm", (u, dt, b, by))
         y = (y + along_last(w["D"], u) * u) * jax.nn.silu(gate)
         return w.linear("out_proj", y), {"conv": conv, "ssm": ssm}
 
@@ -172,7 +172,7 @@ class Mamba2(Block):
         )
         dt = jnp.clip(jax.nn.softplus(dt + along_last(w["dt_bias"], dt)), *self.limit)
         decay = jnp.exp(-along_last(jnp.exp(w["A_log"].astype(dt.dtype)), dt) * dt)
-        S, y = w.span.scan(state_space, state["ssm"], (by, dt[..., None] * b, u, decay))
+        S, y = w.scan(state_space, state, "ssm", (by, dt[..., None] * b, u, decay))
         y = (y + w["D"][None, None, :, None] * u).reshape(gate.shape)
         return w.linear("out_proj", self._gated(w, y, gate)), {"conv": conv, "ssm": S}
 

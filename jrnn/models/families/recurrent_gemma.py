@@ -89,10 +89,11 @@ class Griffin(Block):
 
         decay = jax.nn.softplus(w["rg_lru.recurrent_param"].astype(u.dtype))
         log_a = -8.0 * gate("recurrent") * along_last(decay, u)
-        first = (w.positions == 0)[..., None]
+        # From zeros the first token is taken whole; a first state is not erased by it.
+        first = (w.positions == 0)[..., None] & ("lru" not in w.first)
         scale = jnp.where(first, 1.0, bounded_sqrt(1 - jnp.exp(2 * log_a)))
         a = jnp.where(first, 0.0, jnp.exp(log_a))
-        h, z = w.span.scan(rg_lru, state["lru"], (a, gate("input") * u * scale))
+        h, z = w.scan(rg_lru, state, "lru", (a, gate("input") * u * scale))
         return w.linear("linear_out", z * y), {"conv": conv, "lru": h}
 
 

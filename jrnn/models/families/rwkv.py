@@ -8,7 +8,7 @@ Shapes: T time, N batch, D width, A width of the mean, K heads, C and V features
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -118,9 +118,9 @@ class TimeMixing(Block):
         step = wkv(-jnp.exp(w["time_decay"].astype(x.dtype)), w["time_first"].astype(x.dtype))
         start = (state["sum"], state["weight"], state["top"])
         nothing = (
-            jnp.zeros_like(start[0]),
+            w.first.get("sum", jnp.zeros_like(start[0])),
             jnp.zeros_like(start[1]),
-            jnp.full_like(start[2], NOTHING),
+            jnp.full_like(start[2], 0 if "sum" in w.first else NOTHING),
         )
         (total, weight, top), y = w.span.scan(step, start, (key, value), nothing)
         y = w.linear("output", jax.nn.sigmoid(r) * y)
@@ -191,7 +191,7 @@ class Time6(MatrixMixing):
         decay = jnp.tanh(w.linear("w_proj.linear.lora.0", mixed["w"]))
         decay = jnp.exp(-jnp.exp(w.linear("w_proj.linear.lora.2", decay)))
         r, k, v, decay = (heads(part, self.heads) for part in (r, k, v, decay))
-        S, y = w.span.scan(decayed, state["S"], (r, k, v, decay))
+        S, y = w.scan(decayed, state, "S", (r, k, v, decay))
         gain, bias = (heads(w[f"g_norm.{name}"], self.heads) for name in ("weight", "bias"))
         y = layer_norm(y + bonus(r, k, v, w["bonus"]), gain, bias, self.epsilon)
         return w.linear("o_proj", y.reshape(g.shape) * jax.nn.silu(g)), {
@@ -249,8 +249,9 @@ class Time7(MatrixMixing):
             "norm_bias": "g_norm.bias",
         }
         p |= {ours: w[theirs] for ours, theirs in named.items()}
+        span = replace(w.span, fresh=w.first.get("S"))
         y, S = time_mixing(
-            p, mixed, state["S"], w.span, self.heads, self.epsilon, self.length_epsilon, values
+            p, mixed, state["S"], span, self.heads, self.epsilon, self.length_epsilon, values
         )
         return w.linear("o_proj", y), {"time": window, "S": S}
 

@@ -103,9 +103,9 @@ class Mlstm(Block):
         f = soft_cap(f, self.cap)
         step = functools.partial(mlstm, epsilon=self.epsilon)
         start = (state["S"], state["n"], state["m"])
-        (S, n, m), y = w.span.scan(
-            step, start, (q * q.shape[-1] ** -0.5, k, v, i, jax.nn.log_sigmoid(f))
-        )
+        nothing = (w.first.get("S", jnp.zeros_like(start[0])), *map(jnp.zeros_like, start[1:]))
+        xs = (q * q.shape[-1] ** -0.5, k, v, i, jax.nn.log_sigmoid(f))
+        (S, n, m), y = w.span.scan(step, start, xs, nothing)
         bias = w.get("multihead_norm.bias")
         gain = heads(w["multihead_norm.weight"], self.heads)
         y = layer_norm(

@@ -35,6 +35,7 @@ from jrnn.train.toml_codec import Natural, check_bounds, require
 # the ends of the names of low-rank parts, [rank, columns] and [rows, rank]
 A = "lora_a"
 B = "lora_b"
+FIRST = "first."  # how the names of the arrays of a trained first state begin
 FILES = (  # next to the weights: the defaults of generation, and the files of a tokenizer besides tokenizer.json
     "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "chat_template.json",
@@ -53,6 +54,8 @@ class PretrainedConfig:
     lora_alpha: float = 16.0  # their product is multiplied by lora_alpha / lora_rank
     # patterns of the frozen ones' names
     lora_targets: list[str] = field(default_factory=lambda: ["*proj*.weight"])
+    # what is trained: parameters, or only the recurrent state before each text
+    tune: Literal["parameters", "state"] = "parameters"
 
     def __post_init__(self):
         require(
@@ -60,10 +63,17 @@ class PretrainedConfig:
         )
         check_bounds("model", self)
         require(self.lora_alpha > 0, "model.lora_alpha must be positive", self.lora_alpha)
+        require(
+            not (self.lora_rank and self.tune == "state"),
+            "model.lora_rank must be 0 where model.tune is 'state'",
+            self.lora_rank,
+        )
 
     @property
     def trained(self) -> list[str]:
         """Patterns of the names of the parameters that are trained unless `optimizer.only` says others; none are all."""
+        if self.tune == "state":
+            return [f"{FIRST}*"]
         return [f"*.{A}", f"*.{B}"] if self.lora_rank else []
 
 
@@ -101,6 +111,10 @@ class PretrainedModel(Model):
                 "types": {name: str(p.dtype) for name, p in loaded.params.items()},
             }
         model = cls(config, kept["config"], kept["types"], precision)
+        if config.tune == "state" and not model._first_shapes:
+            raise ConfigError(
+                f"model.tune: {model._configured.name} has no recurrent state to train; leave it at 'parameters'"
+            )
         if not config.lora_rank:
             return model
         shapes = shapes_of(model._configured)
@@ -162,11 +176,22 @@ class PretrainedModel(Model):
         merged = self._merged(params)
         for name, p in merged.items():
             merged[name] = p.astype(self.types[name])
-        return replace(self._configured, params=merged)
+        return replace(self._configured, params=merged, first=self.first_state(params))
+
+    def first_state(self, params: Params) -> Params:
+        """Returns the trained state before each text; empty if parameters are trained."""
+        return {name: params[FIRST + name] for name in self._first_shapes}
+
+    @cached_property
+    def _first_shapes(self) -> dict[str, tuple[int, ...]]:
+        return self._configured.decoder.first_shapes() if self.config.tune == "state" else {}
 
     def _merged(self, params: Params) -> Params:
         """Returns the parameters of the model itself, low-rank parts added."""
-        merged = {name: p for name, p in params.items() if not name.endswith((f".{A}", f".{B}"))}
+        merged = {}
+        for name, p in params.items():
+            if not name.endswith((f".{A}", f".{B}")) and not name.startswith(FIRST):
+                merged[name] = p
         for name in self.targets:
             scale = self.config.lora_alpha / self.config.lora_rank
             merged[name] += scale * params[f"{name}.{B}"] @ params[f"{name}.{A}"]
@@ -178,6 +203,7 @@ class PretrainedModel(Model):
             rows, columns = shapes[name]
             rank = self.config.lora_rank
             shapes |= {f"{name}.{A}": (rank, columns), f"{name}.{B}": (rows, rank)}
+        shapes |= {FIRST + name: shape for name, shape in self._first_shapes.items()}
         return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
 
     def init(self, key: Any) -> Params:
@@ -191,6 +217,8 @@ class PretrainedModel(Model):
             drawn = jax.random.normal(jax.random.fold_in(key, k), a.shape)
             params[f"{name}.{A}"] = drawn / a.shape[1] ** 0.5
             params[f"{name}.{B}"] = jnp.zeros(b.shape)
+        for name, shape in self._first_shapes.items():
+            params[FIRST + name] = jnp.zeros(shape)
         return params
 
     def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outputs:
@@ -205,6 +233,6 @@ class PretrainedModel(Model):
         merged = self._merged(params)
         for name, p in merged.items():
             merged[name] = p.astype(dtype)
-        model = replace(self._configured, params=merged)
+        model = replace(self._configured, params=merged, first=self.first_state(params))
         logits, _ = model(jnp.asarray(batch.tokens).T, resets=jnp.asarray(batch.resets).T)
         return jnp.swapaxes(logits, 0, 1), carry
