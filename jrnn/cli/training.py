@@ -15,7 +15,7 @@ import jax
 from jrnn.cli.lost import end_in_one_line
 from jrnn.cli.output import INTERRUPTED, MISTAKE, say_written, terminal, write_json
 from jrnn.cli.tools import wide_console
-from jrnn.errors import ConfigError, DataError, TrainError, UsageError, printable
+from jrnn.errors import CheckpointError, ConfigError, DataError, TrainError, UsageError, printable
 from jrnn.files import read_text, write_whole
 from jrnn.files.corpus import tokenize
 from jrnn.files.progress import Heartbeat
@@ -173,9 +173,14 @@ def _given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
 
 
 def sample_command(args: argparse.Namespace) -> int:
-    if is_model(args.run) or is_of_hub(args.run):
+    if is_model(args.run):
         return _sample_model(args)
-    model = load_run(args.run)
+    try:
+        model = load_run(args.run)
+    except CheckpointError:
+        if is_of_hub(args.run):
+            return _sample_model(args)
+        raise
     if args.stop or _given(args, OF_MODELS):
         options = ", ".join(OF_MODELS).replace("_", "-").replace(" ", " --")
         raise UsageError(f"--{options} and --stop are for folders of pretrained models")
