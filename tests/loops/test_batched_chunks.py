@@ -26,6 +26,8 @@ from test_matrix_states import (  # noqa: F401
 import jrnn
 from jrnn import jaxprs
 from jrnn.loops.affine.chunkwise import batched
+from jrnn.loops.affine.chunkwise.labeled import Labeled
+from jrnn.loops.affine.chunkwise.vector_decay import VectorDecay
 from jrnn.loops.costs.target import Target
 from jrnn.loops.explanations.explain import plans_in
 from jrnn.loops.strategies import try_chunks
@@ -87,12 +89,12 @@ def test_one_condition_decides_for_all_chunks(batched_chunks):
 
 
 @pytest.mark.parametrize("growth, by_steps", [(0.0, False), (0.2, True)])
-def test_growing_decays_run_step_by_step(growth, by_steps, batched_chunks):
-    init, xs = problem(layers.gated_delta, 128, jnp.float32)
-    xs["g"] = np.full_like(xs["g"], growth)
+@pytest.mark.parametrize("step, decay", [(layers.gated_delta, "g"), (layers.gla, "gk")])
+def test_growing_decays_run_step_by_step(step, decay, growth, by_steps, batched_chunks):
+    init, xs = problem(step, 128, jnp.float32)
+    xs[decay] = np.full_like(xs[decay], growth)
     ours, theirs = (
-        jax.jit(functools.partial(scan, layers.gated_delta))(init, xs)
-        for scan in (chunked, jax.lax.scan)
+        jax.jit(functools.partial(scan, step))(init, xs) for scan in (chunked, jax.lax.scan)
     )
     equal = [np.array_equal(a, b) for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs))]
     assert all(equal) == by_steps
@@ -101,7 +103,19 @@ def test_growing_decays_run_step_by_step(growth, by_steps, batched_chunks):
 
 def chunked(step, init, xs):
     """The values of a loop that is being differentiated."""
-    return jax.jvp(lambda k: jrnn.scan(step, init, {**xs, "k": k}), (xs["k"],), (xs["k"],))[0]
+    return jax.jvp(lambda q: jrnn.scan(step, init, {**xs, "q": q}), (xs["q"],), (xs["q"],))[0]
+
+
+def test_the_largest_product_of_vector_decays():
+    decays = np.random.default_rng(0).uniform(-1.6, 1.6, (8, 2, 3)).astype(np.float32)
+    products = [1.0]
+    for length in (2, 4, 8):
+        for start in range(0, 8, length):
+            block = np.abs(decays[start : start + length])
+            for cut in range(1, length):
+                products += [block[:cut].prod(0).max(), block[cut:].prod(0).max()]
+    decay = VectorDecay(8, 1, None, Labeled(jnp.asarray(decays), ("T", 0, 1)), True)
+    np.testing.assert_allclose(decay.largest(), max(products), rtol=1e-6)
 
 
 def plans_on_a_gpu(step, init, xs, **options):

@@ -192,7 +192,7 @@ class Chunk:
         if factor is None:
             return none
         if k in factor.labels:
-            return VectorDecay(none.steps, k, none.precision, factor)
+            return VectorDecay(none.steps, k, none.precision, factor, self.batched)
         return SharedDecay.of(none, factor, self.saved, self.batched)
 
     def _writes(self, decays: Decays) -> Writes:

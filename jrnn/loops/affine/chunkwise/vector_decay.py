@@ -48,56 +48,41 @@ class VectorDecay(Decay):
 
     Attributes:
         each: the decay of each step.
+        batched: all chunks are prepared at once.
     """
 
     each: Labeled
+    batched: bool
 
     def largest(self) -> Array:
-        ones = self.each.map(jnp.ones_like)
-        vectors = self.of_vectors([ones], [ones])
-        ((from_start, _),) = vectors.from_start
-        products = [*vectors.queries, *vectors.keys, from_start]
-        return largest_of([*products, *vectors.to_end])
+        labels = ("T", *without(self.each.labels, ("T",)))
+        totals = jnp.abs(self.each.along(labels))
+        # The largest products from the start of each block, and to its end.
+        from_start = jnp.ones_like(totals)
+        to_end = jnp.ones_like(totals)
+        while len(totals) > 1:
+            first = totals[0::2]
+            second = totals[1::2]
+            from_start = jnp.maximum(from_start[0::2], first * from_start[1::2])
+            to_end = jnp.maximum(to_end[1::2], second * to_end[0::2])
+            totals = first * second
+        return largest_of([Labeled(from_start, labels), Labeled(to_end, labels)])
 
     def of_vectors(self, queries: Vectors, keys: Vectors) -> DecayedVectors:
         """Returns vectors times decays.
 
-        In each doubling step, pairs of blocks join: vectors of one are multiplied with the total of the other. The steps are
-        in another order each time, with the steps of the first blocks of all pairs in front of the steps of the second. Then
-        all doubling steps are the same program, and after the last the order is the order of time.
+        In each doubling step, pairs of blocks join: vectors of one are multiplied with the total of the other.
         """
         d = self.each
         vectors = [*queries, *keys, d]
         n = len(queries)
         labels = ("T", *without(union(vectors), ("T", self.k)), self.k)
         shape = jnp.broadcast_shapes(*(v.along(labels).shape for v in vectors))
-        barrier = jax.lax.optimization_barrier
-        is_second = np.array([False, True])[:, None, None]
-
-        def join(rows: Arrays, _: None) -> Pair:
-            """Joins pairs of blocks. The last of the rows are the totals of blocks."""
-            halves = []
-            for row in rows:
-                pairs = row.reshape(self.steps // 2, 2, -1)
-                halves.append(jnp.swapaxes(pairs, 0, 1))
-            totals = halves.pop()
-            other = totals[::-1]
-            joined = []
-            for i, x in enumerate(halves):
-                of_query = i < n
-                joined.append(x * jnp.where(is_second == of_query, other, 1))
-            joined.append(totals * other)
-            level = [barrier(rounded(x[int(i < n)], self.precision)) for i, x in enumerate(halves)]
-            return [barrier(x.reshape(self.steps, -1)) for x in joined], level
-
-        rows = []
-        for vector in vectors:
-            row = jnp.broadcast_to(vector.along(labels), shape)
-            rows.append(barrier(row.reshape(self.steps, -1)))
-        # XLA compiles equal kernels once. Where it drops the barriers, it would compute all doubling steps in one kernel.
-        unroll = XLA_KEEPS_BARRIERS or 1
-        levels_count = self.steps.bit_length() - 1
-        rows, levels = jax.lax.scan(join, alike(rows), None, levels_count, unroll=unroll)
+        rows = [jnp.broadcast_to(vector.along(labels), shape) for vector in vectors]
+        if self.batched:
+            rows, levels = jax.checkpoint(functools.partial(self._at_once, n))(rows)
+        else:
+            rows, levels = self._one_by_one(n, rows)
 
         def labeled(x: Array, lead: Labels, vector: Labeled) -> Labeled:
             """The array, without axes that neither the vector nor the decay has."""
@@ -116,6 +101,71 @@ class VectorDecay(Decay):
             to_end=ends[n:-1],
             total=labeled(rows[-1][0], (), d),
         )
+
+    def _one_by_one(self, n: int, arrays: Arrays) -> Pair:
+        """Joins pairs of blocks in doubling steps that are the same program, for CPUs.
+
+        The steps are in another order each time: first the steps of the first blocks of all pairs, then the others. After
+        the last doubling step the order is the order of time.
+
+        Args:
+            n: the number of queries.
+            arrays: queries, keys and decays, [T, ...].
+
+        Returns:
+            the arrays times decays, with totals of all steps for the decays, and the queries and keys of each level.
+        """
+        barrier = jax.lax.optimization_barrier
+        is_second = np.array([False, True])[:, None, None]
+
+        def join(rows: Arrays, _: None) -> Pair:
+            """Joins pairs of blocks. The last of the rows are the totals of blocks."""
+            halves = []
+            for row in rows:
+                pairs = row.reshape(self.steps // 2, 2, -1)
+                halves.append(jnp.swapaxes(pairs, 0, 1))
+            totals = halves.pop()
+            other = totals[::-1]
+            joined = []
+            for i, x in enumerate(halves):
+                of_query = i < n
+                joined.append(x * jnp.where(is_second == of_query, other, 1))
+            joined.append(totals * other)
+            level = [barrier(x[int(i < n)]) for i, x in enumerate(halves)]
+            return [barrier(x.reshape(self.steps, -1)) for x in joined], level
+
+        rows = [barrier(row.reshape(self.steps, -1)) for row in arrays]
+        # XLA compiles equal kernels once. Where it drops the barriers, it would compute all doubling steps in one kernel.
+        unroll = XLA_KEEPS_BARRIERS or 1
+        levels_count = self.steps.bit_length() - 1
+        return jax.lax.scan(join, alike(rows), None, levels_count, unroll=unroll)
+
+    def _at_once(self, n: int, arrays: Arrays) -> Pair:
+        """Joins pairs of blocks as `_one_by_one` does, for accelerators.
+
+        XLA:GPU computes a chain of products in one kernel, which reads each vector once and writes it once for each level.
+        Only the totals of blocks are arrays of their own, [C / 2^level, ...]. The reverse pass computes all of it again.
+        """
+        *rows, totals = arrays
+        rest = totals.shape[1:]
+        one_axis = (1,) * len(rest)
+        is_second = np.array([False, True]).reshape(1, 2, 1, *one_axis)
+        levels: list[list[Array]] = [[] for _ in rows]
+        length = 1
+        while length < self.steps:
+            pairs = totals.reshape(-1, 2, 1, *rest)
+            other = pairs[:, ::-1]
+            for i, row in enumerate(rows):
+                of_query = i < n
+                blocks = row.reshape(-1, 2, length, *rest)
+                half = jnp.swapaxes(blocks[:, int(of_query)], 0, 1)
+                half = half.reshape(self.steps // 2, *rest)
+                levels[i].append(rounded(half, self.precision))
+                joined = blocks * jnp.where(is_second == of_query, other, 1)
+                rows[i] = joined.reshape(self.steps, *rest)
+            totals = (pairs[:, 0] * pairs[:, 1]).reshape(-1, *rest)
+            length *= 2
+        return [*rows, totals], list(map(jnp.stack, levels))
 
     def scores(
         self,
