@@ -149,7 +149,10 @@ def _remainder(x, y):
 def _sort(*operands, dimension, is_stable, num_keys):
     if num_keys > 1:
         raise NotByNumpy
-    order = np.argsort(operands[0], axis=dimension, stable=True)
+    keys = operands[0]
+    if keys.dtype.kind == "V":  # numpy does not know that a bfloat16 is NaN
+        keys = keys.astype(np.float32)
+    order = np.argsort(keys, axis=dimension, stable=True)
     return [np.take_along_axis(operand, order, dimension) for operand in operands]
 
 

@@ -38,6 +38,7 @@ EXACT = {
     "sorts": lambda: (
         jnp.sort(jnp.asarray(FLOATS)),
         jnp.argsort(jnp.asarray(FLOATS)),
+        jnp.argsort(jnp.asarray(FLOATS, jnp.bfloat16)),
         jnp.sort(jnp.asarray(INTS).reshape(2, 3), axis=0),
     ),
     "weak types": lambda: (jnp.sin(0.0), 2 * jnp.abs(-1.5), jnp.asarray(1) + 1),

@@ -81,13 +81,13 @@ def problem(seed):
     return step, first, xs, options[r.integers(len(options))]
 
 
-def fault(seed):
+def fault(seed, jit=jax.jit):
     """What is wrong with a result, or None; and how many steps ran one after the other."""
     step, first, xs, options = problem(seed)
-    loop = jax.jit(lambda h, x: jax.lax.scan(step, h, x))
+    loop = jit(lambda h, x: jax.lax.scan(step, h, x))
     theirs = loop(first, xs)
     try:
-        ours, statistics = jax.jit(lambda h, x: scan_statistics(step, h, x, executor=options))(
+        ours, statistics = jit(lambda h, x: scan_statistics(step, h, x, executor=options))(
             first, xs
         )
     except Exception as error:
