@@ -55,14 +55,10 @@ def differs(what: str, computed: Any, wanted: Any, tolerance: float) -> Wrong:
 
 def one_differs(computed: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float) -> Wrong:
     """As `differs`, for the first of several trees by name."""
-    return next(
-        (
-            wrong
-            for what in wanted
-            if (wrong := differs(what, computed[what], wanted[what], tolerance))
-        ),
-        None,
-    )
+    for what, tree in wanted.items():
+        if wrong := differs(what, computed[what], tree, tolerance):
+            return wrong
+    return None
 
 
 def floats(tree: PyTree) -> tuple[list[Any], Callable[[Any], Any]]:

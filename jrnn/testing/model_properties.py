@@ -42,6 +42,15 @@ def _logits(model: AdaptedModel, tokens: np.ndarray, state: PyTree = None, **opt
     return _run(model, tokens, state, **options)[0]
 
 
+def _own(model: AdaptedModel) -> Any:
+    """The logits of the model's own tokens."""
+    return _logits(model, model.tokens)
+
+
+def _differ(computed: Any, wanted: Any, tolerance: float) -> Wrong:
+    return differs("logits", computed, wanted, tolerance)
+
+
 def _in_pieces(
     model: AdaptedModel,
     tokens: np.ndarray,
@@ -70,10 +79,10 @@ def _others(model: AdaptedModel, tokens: np.ndarray) -> Any:
 
 @_property("causality", "a later token changes no earlier logits")
 def _(model: AdaptedModel, tolerance: float) -> Wrong:
-    whole = _logits(model, model.tokens)
+    whole = _own(model)
     for t in range(1, model.size[0]):
         tokens = np.concatenate([model.tokens[:, :t], _others(model, model.tokens[:, t:])], axis=1)
-        if wrong := differs("logits", _logits(model, tokens)[:, :t], whole[:, :t], tolerance):
+        if wrong := _differ(_logits(model, tokens)[:, :t], whole[:, :t], tolerance):
             return f"with other tokens from step {t} on, {wrong}"
     return None
 
@@ -83,24 +92,22 @@ def _(model: AdaptedModel, tolerance: float) -> Wrong:
 )
 def _(model: AdaptedModel, tolerance: float) -> Wrong:
     sizes = (2, 2, model.size[0] - 4)
-    wrong = differs(
-        "logits", _in_pieces(model, model.tokens, sizes), _logits(model, model.tokens), tolerance
-    )
+    wrong = _differ(_in_pieces(model, model.tokens, sizes), _own(model), tolerance)
     return wrong and f"in pieces of {sizes} tokens, {wrong}"
 
 
 @_property("decoding", "token by token gives what one call gives", "causality")
 def _(model: AdaptedModel, tolerance: float) -> Wrong:
-    whole = _logits(model, model.tokens)
-    if wrong := differs(
-        "logits", _in_pieces(model, model.tokens, (1,) * model.size[0], one=True), whole, tolerance
+    whole = _own(model)
+    if wrong := _differ(
+        _in_pieces(model, model.tokens, (1,) * model.size[0], one=True), whole, tolerance
     ):
         return f"token by token from the first on, {wrong}"
     prompt, rest = _halves(model)
     computed = _in_pieces(model, rest, (1,) * rest.shape[1], _run(model, prompt)[1], one=True)
-    if differs("logits", computed, _logits(model, rest, _run(model, prompt)[1]), tolerance) is None:
+    if _differ(computed, _logits(model, rest, _run(model, prompt)[1]), tolerance) is None:
         return None  # the state after the prompt may be wrong, which "pieces" finds
-    wrong = differs("logits", computed, whole[:, -rest.shape[1] :], tolerance)
+    wrong = _differ(computed, whole[:, -rest.shape[1] :], tolerance)
     return wrong and f"token by token after a prompt of {prompt.shape[1]} tokens, {wrong}"
 
 
@@ -111,7 +118,7 @@ def _(model: AdaptedModel, tolerance: float) -> Wrong:
     prompt, rest = _halves(model)
     _, state = _run(model, prompt)
     loaded = model.stored(state)
-    wrong = differs("logits", _logits(model, rest, loaded), _logits(model, rest, state), tolerance)
+    wrong = _differ(_logits(model, rest, loaded), _logits(model, rest, state), tolerance)
     return wrong and f"after {prompt.shape[1]} tokens, with the loaded state, {wrong}"
 
 
@@ -126,7 +133,7 @@ def _(model: AdaptedModel, tolerance: float) -> Wrong:
     kept = model.snapshot(state)
     for _ in range(2):
         _, state = _run(model, _others(model, rest[:, :1]), state, one=True)
-    wrong = differs("logits", _logits(model, rest, kept), wanted, tolerance)
+    wrong = _differ(_logits(model, rest, kept), wanted, tolerance)
     return wrong and f"after 2 tokens were taken back, {wrong}"
 
 
@@ -169,7 +176,7 @@ def _leak(model: AdaptedModel, tolerance: float, handed: bool) -> _Leak | None:
 
     first, far, state = ends(slice(2))
     where = "handed on from an earlier call" if handed else "in one call"
-    if wrong := differs("logits", far, first, tolerance):
+    if wrong := _differ(far, first, tolerance):
         kind = "state" if "state" in model.remembers else "attention"
         if {"state", "attention"} <= {*model.remembers} and model.leaves is not None:
             kind = "state" if _lowest(model.leaves(state), tolerance) == {"state"} else "attention"
@@ -177,7 +184,7 @@ def _leak(model: AdaptedModel, tolerance: float, handed: bool) -> _Leak | None:
             kind, f"with another document {middle} documents before, {where}, {wrong}", hides=True
         )
     first, near, _ = ends(slice(2, -3))
-    if wrong := differs("logits", near, first, tolerance):
+    if wrong := _differ(near, first, tolerance):
         kind = "window" if "window" in model.remembers else model.remembers[0]
         return _Leak(kind, f"with another document before, {where}, {wrong}", hides=False)
     return None
@@ -211,9 +218,9 @@ for _kind in NAMES:
     _keeps_apart(_kind)
 
 
-def _differ(rows: Any, tolerance: float) -> Wrong:
+def _rows_differ(rows: Any, tolerance: float) -> Wrong:
     """What differs between the first row of logits and others."""
-    return differs("logits", rows, np.repeat(rows[:1], len(rows), axis=0), tolerance)
+    return _differ(rows, np.repeat(rows[:1], len(rows), axis=0), tolerance)
 
 
 @_property(
@@ -231,27 +238,25 @@ def _(model: AdaptedModel, tolerance: float) -> Wrong:
         resets[rows, t] = True
         return _logits(model, tokens, state, resets=resets)
 
-    whole = _logits(model, model.tokens)
-    if wrong := differs("logits", flagged(model.tokens, 0), whole, tolerance):
+    whole = _own(model)
+    if wrong := _differ(flagged(model.tokens, 0), whole, tolerance):
         return f"with a reset before the first step of a text, {wrong}"
-    if wrong := differs("logits", flagged(model.tokens, half, 0)[1:], whole[1:], tolerance):
+    if wrong := _differ(flagged(model.tokens, half, 0)[1:], whole[1:], tolerance):
         return f"with a reset in sequence 0 before step {half}, in the others {wrong}"
     tokens = np.concatenate(
         [model.tokens[:, :half], np.tile(model.tokens[:1, half:], (model.size[1], 1))], axis=1
     )
     computed = flagged(tokens, half)[:, half:]
     alone = _logits(model, tokens[:, half:])
-    if (leaks := _differ(computed, tolerance)) is None and (
-        wrong := differs("logits", computed, alone, tolerance)
+    if (leaks := _rows_differ(computed, tolerance)) is None and (
+        wrong := _differ(computed, alone, tolerance)
     ):
         return f"with a reset before step {half}, {wrong} as of the sequence alone"
-    if leaks is None and (wrong := _differ(flagged(tokens, steps - 1)[:, -1:], tolerance)):
+    if leaks is None and (wrong := _rows_differ(flagged(tokens, steps - 1)[:, -1:], tolerance)):
         return f"with a reset before the last step, it depends on the steps before: {wrong}"
     if model.resets_of_states:
         _, state = _run(model, tokens[:, :half])
-        if wrong := differs(
-            "logits", flagged(tokens[:, half:], 0, state=state), computed, tolerance
-        ):
+        if wrong := _differ(flagged(tokens[:, half:], 0, state=state), computed, tolerance):
             return f"with a reset before the first step of a second call, {wrong} as with a reset inside a call"
     return None
 
@@ -280,11 +285,11 @@ def _padding(model: AdaptedModel, tolerance: float, left: bool) -> Wrong:
         what = f"with {rest.shape[1]} tokens {fill} as padding"
         computed, state = _run(model, np.where(mask == 1, tokens, fill), attention_mask=mask)
         computed = computed[:, -real.shape[1] :] if left else computed[:, : real.shape[1]]
-        if wrong := differs("logits", computed, wanted, tolerance):
+        if wrong := _differ(computed, wanted, tolerance):
             return f"{what}, {wrong}"
         if left or model.ends:
             computed = _in_pieces(model, more, (1, 1), state, one=True)
-            if wrong := differs("logits", computed, later, tolerance):
+            if wrong := _differ(computed, later, tolerance):
                 return f"{what}, in the steps after it, {wrong}"
     return None
 
@@ -303,14 +308,14 @@ def _(model: AdaptedModel, tolerance: float) -> Wrong:
     "batch", "a sequence gives in a batch what it gives alone, whatever padding the others have"
 )
 def _(model: AdaptedModel, tolerance: float) -> Wrong:
-    whole = _logits(model, model.tokens)
+    whole = _own(model)
     for n in range(model.size[1]):
         row = model.tokens[n : n + 1]
         if model.masks:
             alone = _logits(model, row, attention_mask=np.ones_like(row))
         else:
             alone = _logits(model, row)
-        if wrong := differs("logits", whole[n : n + 1], alone, tolerance):
+        if wrong := _differ(whole[n : n + 1], alone, tolerance):
             return f"for sequence {n} of the batch, {wrong} alone"
     if not model.masks:
         return None
@@ -334,7 +339,7 @@ def _(model: AdaptedModel, tolerance: float) -> Wrong:
 
         together = read(slice(None))
         for n in range(2):
-            if wrong := differs("logits", together[n : n + 1], read(slice(n, n + 1)), tolerance):
+            if wrong := _differ(together[n : n + 1], read(slice(n, n + 1)), tolerance):
                 side = "left" if left else "right"
                 return f"with padding on the {side} of every second sequence, for sequence {n}, {wrong} alone"
     return None
@@ -359,7 +364,7 @@ def _(model: AdaptedModel, tolerance: float) -> Wrong:
     need(count > 1, "there is only one device")
     tokens = np.resize(model.tokens, (model.size[1], count * -(-model.size[0] // count)))
     computed = np.asarray(model.over_devices(tokens)).astype(np.float64)
-    wrong = differs("logits", computed, _logits(model, tokens), tolerance)
+    wrong = _differ(computed, _logits(model, tokens), tolerance)
     return wrong and f"over {count} devices, {wrong}"
 
 
@@ -367,17 +372,15 @@ def _(model: AdaptedModel, tolerance: float) -> Wrong:
 def _(model: AdaptedModel, tolerance: float) -> Wrong:
     need(model.reloaded is not None, "no way to save the model was given (`reloaded`)")
     assert model.reloaded is not None
-    wrong = differs(
-        "logits", _logits(model.reloaded(), model.tokens), _logits(model, model.tokens), tolerance
-    )
+    wrong = _differ(_logits(model.reloaded(), model.tokens), _own(model), tolerance)
     return wrong and f"of the loaded model, {wrong}"
 
 
 @_property("determinism", "logits are finite, and two calls give the same bits")
 def _(model: AdaptedModel, tolerance: float) -> Wrong:
-    first = _logits(model, model.tokens)
+    first = _own(model)
     if not np.isfinite(first).all():
         at = list(map(int, np.argwhere(~np.isfinite(first))[0]))
         return f"logits{at} is {first[tuple(at)]}"
-    wrong = differs("logits", _logits(model, model.tokens), first, 0.0)
+    wrong = _differ(_own(model), first, 0.0)
     return wrong and f"in the second call, {wrong}"

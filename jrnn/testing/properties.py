@@ -28,7 +28,7 @@ from jrnn.testing.invariance import (
     state_rows,
 )
 from jrnn.testing.reset_effects import effects_of_resets, states_anew
-from jrnn.testing.subjects import Layer, PyTree
+from jrnn.testing.subjects import Layer, Outputs, PyTree
 
 FILLS = (np.nan, np.inf, 1e30)
 LONG = 512  # steps
@@ -103,6 +103,11 @@ def need(has: bool, what: str) -> None:
         raise NotApplicable(what)
 
 
+def _own(layer: Layer, **options: Any) -> Outputs:
+    """The results of a layer for its own sequences and state."""
+    return run_layer(layer, layer.x, layer.state, **options)
+
+
 def _need_state(layer: Layer) -> None:
     need(layer.state is not None, "no state was given")
     need(not layer.bidirectional, "a bidirectional layer reads the whole sequence")
@@ -114,7 +119,7 @@ def _need_state(layer: Layer) -> None:
 @_property("causality", "an output does not depend on later inputs", "determinism")
 def _(layer: Layer, tolerance: float) -> Wrong:
     need(not layer.bidirectional, "a bidirectional layer reads the whole sequence")
-    whole, _ = run_layer(layer, layer.x, layer.state)
+    whole, _ = _own(layer)
     for t in range(1, len(layer.x)):
         x = np.array(layer.x)
         x[t:] = x[t:][::-1] * 1.5 + 1
@@ -154,7 +159,7 @@ def _(layer: Layer, tolerance: float) -> Wrong:
 )
 def _(layer: Layer, tolerance: float) -> Wrong:
     _need_state(layer)
-    whole = run_layer(layer, layer.x, layer.state)
+    whole = _own(layer)
     for cut in range(1, len(layer.x)):
         first, state = run_layer(layer, layer.x[:cut], layer.state)
         second, last = run_layer(layer, layer.x[cut:], state)
@@ -170,7 +175,7 @@ def _(layer: Layer, tolerance: float) -> Wrong:
 )
 def _(layer: Layer, tolerance: float) -> Wrong:
     _need_state(layer)
-    whole = run_layer(layer, layer.x, layer.state)
+    whole = _own(layer)
     state = layer.state
     ys = []
     for t in range(len(layer.x)):
@@ -217,7 +222,7 @@ def _some_lengths(layer: Layer) -> Iterator[np.ndarray]:
 
 
 def _of_lengths(layer: Layer, lengths: np.ndarray, tolerance: float) -> Wrong:
-    y, last = run_layer(layer, layer.x, layer.state, lengths=lengths)
+    y, last = _own(layer, lengths=lengths)
     for n, length in enumerate(lengths.tolist()):
         row = slice(n, n + 1)
         state = state_rows(layer, layer.state, row)
@@ -314,7 +319,7 @@ def _(layer: Layer, tolerance: float) -> Wrong:
     for hole in (0, steps // 2, steps - 1):  # padding on the left, a hole, padding on the right
         mask = np.ones((steps, batch), bool)
         mask[hole, ::2] = False
-        y, last = run_layer(layer, layer.x, layer.state, mask=mask)
+        y, last = _own(layer, mask=mask)
         where = f"with a mask without step {hole} of sequence 0"
         if np.any(y[~mask]):
             return f"{where}, its output is not 0"
@@ -380,7 +385,7 @@ def _(layer: Layer, tolerance: float) -> Wrong:
 )
 def _(layer: Layer, tolerance: float) -> Wrong:
     need(layer.state is not None, "no state was given")
-    y, _ = run_layer(layer, layer.x, layer.state)
+    y, _ = _own(layer)
     other, _ = run_layer(
         layer,
         layer.x,
@@ -492,15 +497,15 @@ def _other_type(layer: Layer, dtype: Any) -> Wrong:
 
 @_property("determinism", "two calls give the same bits")
 def _(layer: Layer, tolerance: float) -> Wrong:
-    first = run_layer(layer, layer.x, layer.state)
-    wrong = results_differ(run_layer(layer, layer.x, layer.state), first, 0.0)
+    first = _own(layer)
+    wrong = results_differ(_own(layer), first, 0.0)
     return wrong and f"in the second call, {wrong}"
 
 
 @_property("jit", "a compiled call gives what a call gives", "determinism")
 def _(layer: Layer, tolerance: float) -> Wrong:
     need(layer.in_jax, "the layer is not JAX's")
-    eager = run_layer(layer, layer.x, layer.state)
+    eager = _own(layer)
     compiled = jax.jit(lambda x, state: layer.call(layer.params, x, state))(
         jnp.asarray(layer.x), layer.state
     )

@@ -56,8 +56,10 @@ def recurrent_layer(
         if applies(layer):
             time_axis = axis(layer) if time_axis is None else time_axis
             x = x if time_axis == 0 else np.swapaxes(x, 0, 1)
-            adapted = adapt(layer, x, state, params, time_axis)
-            return replace(adapted, **options)
+            adapted = adapt(layer, x, params, time_axis)
+            if state is None and adapt is not _function:
+                state = _first_state(adapted)
+            return replace(adapted, **{"state": state, **options})
     raise LayerError(
         f"check_layer does not know layers of type {type(layer).__module__}.{type(layer).__name__}; write a function "
         "(params, x, state) -> (y, state) that calls it"
@@ -77,93 +79,87 @@ def _is(*names: str) -> Callable[[Any], bool]:
 
 
 def _turned(array: Any, time_axis: int) -> Any:
-    return array if time_axis == 0 else array.swapaxes(0, 1)
+    return array if time_axis == 0 or array is None else array.swapaxes(0, 1)
+
+
+def _time_major(call: Callable[..., Outputs], time_axis: int) -> Callable[..., Outputs]:
+    """Returns a function of sequences [T, N, ...] by one whose x, y and flags have this axis of time."""
+
+    def of_time_major(
+        params: PyTree, x: PyTree, state: PyTree, lengths: Any = None, **flags: Any
+    ) -> Outputs:
+        for name, value in flags.items():
+            flags[name] = _turned(value, time_axis)
+        y, last = call(params, _turned(x, time_axis), state, lengths=lengths, **flags)
+        return _turned(y, time_axis), last
+
+    return of_time_major
+
+
+def _first_state(layer: Layer) -> Any:
+    """Random states, of the shapes of the layer's last ones; a layer's own last states, if only these can be reached."""
+    if layer.reset_to == "own":
+        return jax.device_get(layer.call(layer.params, jnp.asarray(layer.x), None)[1])
+    if layer.in_jax:
+        last = jax.eval_shape(lambda: layer.call(layer.params, jnp.asarray(layer.x), None)[1])
+    else:
+        last = layer.call(layer.params, layer.x, None)[1]
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda s: 0.5 * rng.standard_normal(s.shape).astype(s.dtype), last)
 
 
 # Functions -------------------------------------------------------------------------------------------------------------
 
 
-def _function(fn: Callable, x: PyTree, state: PyTree, params: PyTree, time_axis: int) -> Layer:
+def _function(fn: Callable, x: PyTree, params: PyTree, time_axis: int) -> Layer:
     takes = inspect.signature(fn).parameters
     has = {n: n in takes for n in ("lengths", "resets", "mask")}
 
-    def call(
-        params: PyTree,
-        x: PyTree,
-        state: PyTree,
-        lengths: Any = None,
-        resets: Any = None,
-        mask: Any = None,
-    ) -> Outputs:
-        given = {"lengths": lengths}
-        for name, flags in (("resets", resets), ("mask", mask)):
-            given[name] = None if flags is None else _turned(flags, time_axis)
+    def call(params: PyTree, x: PyTree, state: PyTree, **given: Any) -> Outputs:
         known = {name: value for name, value in given.items() if has[name]}
-        y, last = fn(params, _turned(x, time_axis), state, **known)
-        return _turned(y, time_axis), last
+        return fn(params, x, state, **known)
 
-    return Layer(call, params, x, state, **has)
+    return Layer(_time_major(call, time_axis), params, x, **has)
 
 
 # flax ------------------------------------------------------------------------------------------------------------------
 
 
-def _nnx(layer: Any, x: PyTree, state: PyTree, params: PyTree, time_axis: int) -> Layer:
+def _nnx(layer: Any, x: PyTree, params: PyTree, time_axis: int) -> Layer:
     nnx = sys.modules["flax.nnx"]
     graph, held = nnx.split(layer)
-    cells = [layer.forward_rnn, layer.backward_rnn] if hasattr(layer, "forward_rnn") else [layer]
 
-    def first(shape: tuple[int, ...]) -> Any:
-        again = nnx.merge(graph, held)
-        parts = [again.forward_rnn, again.backward_rnn] if len(cells) == 2 else [again]
-        carries = []
-        for r in parts:
-            carries.append(r.cell.initialize_carry(shape, nnx.Rngs(0)))
-        return tuple(carries) if len(cells) == 2 else carries[0]
-
-    def call(
-        params: PyTree, x: PyTree, state: PyTree, lengths: Any = None, resets: Any = None
-    ) -> Outputs:
+    def call(params: PyTree, x: PyTree, state: PyTree, lengths: Any) -> Outputs:
         # flax's variables belong to one trace
         module = nnx.merge(graph, jax.tree.map(lambda v: v, params))
         options = {"return_carry": True, "time_major": time_axis == 0, "rngs": nnx.Rngs(0)}
-        last, y = module(_turned(x, time_axis), initial_carry=state, seq_lengths=lengths, **options)
-        return _turned(y, time_axis), last
+        last, y = module(x, initial_carry=state, seq_lengths=lengths, **options)
+        return y, last
 
-    shape = (x.shape[1], *x.shape[2:])
-    if state is None:
-        state = _drawn(jax.eval_shape(lambda: first(shape)))
-    both = len(cells) == 2
-    return Layer(
-        call, held, x, state, lengths=True, bidirectional=both, swap=_swap_of_flax(layer, held)
-    )
+    return _of_flax(layer, call, held, x, time_axis)
 
 
-def _linen(layer: Any, x: PyTree, state: PyTree, params: PyTree, time_axis: int) -> Layer:
-    both = hasattr(layer, "forward_rnn")
-    cells = [layer.forward_rnn.cell, layer.backward_rnn.cell] if both else [layer.cell]
-
-    def call(
-        params: PyTree, x: PyTree, state: PyTree, lengths: Any = None, resets: Any = None
-    ) -> Outputs:
-        options = {"return_carry": True, "time_major": time_axis == 0}
-        last, y = layer.apply(
-            params, _turned(x, time_axis), initial_carry=state, seq_lengths=lengths, **options
-        )
-        return _turned(y, time_axis), last
-
-    if state is None:
-        shape = (x.shape[1], *x.shape[2:])
-
-        def carry_of(cell: Any) -> Any:
-            return jax.eval_shape(lambda: cell.initialize_carry(jax.random.key(0), shape))
-
-        carries = list(map(carry_of, cells))
-        state = _drawn(tuple(carries) if both else carries[0])
+def _linen(layer: Any, x: PyTree, params: PyTree, time_axis: int) -> Layer:
+    options = {"time_major": time_axis == 0}
     if params is None:
-        params = layer.init(jax.random.key(0), _turned(x, time_axis), time_major=time_axis == 0)
+        params = layer.init(jax.random.key(0), _turned(x, time_axis), **options)
+
+    def call(params: PyTree, x: PyTree, state: PyTree, lengths: Any) -> Outputs:
+        carry = {"initial_carry": state, "return_carry": True}
+        last, y = layer.apply(params, x, seq_lengths=lengths, **carry, **options)
+        return y, last
+
+    return _of_flax(layer, call, params, x, time_axis)
+
+
+def _of_flax(layer: Any, call: Callable, params: PyTree, x: PyTree, time_axis: int) -> Layer:
     return Layer(
-        call, params, x, state, lengths=True, bidirectional=both, swap=_swap_of_flax(layer, params)
+        _time_major(call, time_axis),
+        params,
+        x,
+        lengths=True,
+        bidirectional=hasattr(layer, "forward_rnn"),
+        swap=_swap_of_flax(layer, params),
     )
 
 
@@ -226,56 +222,33 @@ def _of_other_direction(path: str) -> str:
 _swap_of_torch = _swap(_of_other_direction, r"weight_ih_l[1-9]")
 
 
-def _drawn(shapes: Any) -> Any:
-    """Random states of these shapes."""
-    rng = np.random.default_rng(1)
-    return jax.tree.map(lambda s: 0.5 * rng.standard_normal(s.shape).astype(s.dtype), shapes)
-
-
 # jrnn.nn, Equinox, Haiku -------------------------------------------------------------------------------------------------
 
 
-def _jrnn(layer: Any, x: PyTree, state: PyTree, params: PyTree, time_axis: int) -> Layer:
+def _jrnn(layer: Any, x: PyTree, params: PyTree, time_axis: int) -> Layer:
     nnx = sys.modules["flax.nnx"]
     graph, held = nnx.split(layer)
 
-    def call(
-        params: PyTree,
-        x: PyTree,
-        state: PyTree,
-        lengths: Any = None,
-        resets: Any = None,
-        mask: Any = None,
-    ) -> Outputs:
-        resets = None if resets is None else _turned(resets, time_axis)
-        mask = None if mask is None else _turned(mask, time_axis)
-        y, last = nnx.merge(graph, params)(
-            _turned(x, time_axis), state, lengths=lengths, resets=resets, mask=mask
-        )
-        return _turned(y, time_axis), last
+    def call(params: PyTree, x: PyTree, state: PyTree, **options: Any) -> Outputs:
+        return nnx.merge(graph, params)(x, state, **options)
 
-    # PyTorch's layers; states of others are [N, ...], and may have to be reachable
-    stacked = hasattr(layer, "layout")
-    if state is None:
-        last = jax.eval_shape(lambda: call(held, jnp.asarray(x), None)[1]) if stacked else None
-        state = _drawn(last) if stacked else jax.device_get(call(held, jnp.asarray(x), None)[1])
-    both = stacked and bool(layer.layout.bidirectional)
-    fields = {"state_axis": int(stacked), "swap": _swap_of_torch if both else None}
-    fields |= dict.fromkeys(("lengths", "resets", "mask"), True)
-    if not stacked:
+    fields: dict[str, Any] = dict.fromkeys(("lengths", "resets", "mask"), True)
+    if not hasattr(layer, "layout"):  # unlike PyTorch's layers, it has states [N, ...]
         fields |= {"reset_to": "own", "wide_states": True}
-    return Layer(call, held, x, state, bidirectional=both, **fields)
+    else:
+        fields["state_axis"] = 1
+        if layer.layout.bidirectional:
+            fields |= {"bidirectional": True, "swap": _swap_of_torch}
+    return Layer(_time_major(call, time_axis), held, x, **fields)
 
 
-def _equinox(cell: Any, x: PyTree, state: PyTree, params: PyTree, time_axis: int) -> Layer:
+def _equinox(cell: Any, x: PyTree, params: PyTree, time_axis: int) -> Layer:
     """A cell of one sequence, run over time as Equinox's documentation shows, and over the batch by `jax.vmap`."""
     equinox = sys.modules["equinox"]
     arrays, rest = equinox.partition(cell, equinox.is_array)
     pair = "LSTM" in type(cell).__name__
 
-    def call(
-        params: PyTree, x: PyTree, state: PyTree, lengths: Any = None, resets: Any = None
-    ) -> Outputs:
+    def call(params: PyTree, x: PyTree, state: PyTree, lengths: Any = None) -> Outputs:
         run = jax.vmap(equinox.combine(params, rest))
 
         def step(state: PyTree, x: PyTree) -> Outputs:
@@ -288,26 +261,17 @@ def _equinox(cell: Any, x: PyTree, state: PyTree, params: PyTree, time_axis: int
         last, y = jax.lax.scan(step, state, x)
         return y, last
 
-    if state is None:
-        shape = jax.ShapeDtypeStruct((x.shape[1], cell.hidden_size), x.dtype)
-        state = _drawn((shape, shape) if pair else shape)
-    return Layer(call, arrays, x, state)
+    return Layer(call, arrays, x)
 
 
-def _haiku(pair: Any, x: PyTree, state: PyTree, params: PyTree, time_axis: int) -> Layer:
+def _haiku(pair: Any, x: PyTree, params: PyTree, time_axis: int) -> Layer:
     """`hk.transform(lambda x, state: ...)` whose function returns (y, state), of time-major sequences."""
 
-    def call(
-        params: PyTree, x: PyTree, state: PyTree, lengths: Any = None, resets: Any = None
-    ) -> Outputs:
-        y, last = pair.apply(params, jax.random.key(0), _turned(x, time_axis), state)
-        return _turned(y, time_axis), last
+    def call(params: PyTree, x: PyTree, state: PyTree, lengths: Any) -> Outputs:
+        return pair.apply(params, jax.random.key(0), x, state)
 
     params = pair.init(jax.random.key(0), _turned(x, time_axis), None) if params is None else params
-    if state is None:
-        _, last = jax.eval_shape(lambda: call(params, jnp.asarray(x), None))
-        state = _drawn(last)
-    return Layer(call, params, x, state)
+    return Layer(_time_major(call, time_axis), params, x)
 
 
 # Keras, torch ------------------------------------------------------------------------------------------------------------
@@ -319,7 +283,7 @@ def _halves_swapped(weights: PyTree) -> list[Any]:
     return [*weights[half:], *weights[:half]]
 
 
-def _keras(layer: Any, x: PyTree, state: PyTree, params: PyTree, time_axis: int) -> Layer:
+def _keras(layer: Any, x: PyTree, params: PyTree, time_axis: int) -> Layer:
     """A layer with return_sequences and return_state, on Keras's JAX backend; lengths are given as a mask."""
     keras = sys.modules["keras"]
     if keras.backend.backend() != "jax":
@@ -346,23 +310,17 @@ def _keras(layer: Any, x: PyTree, state: PyTree, params: PyTree, time_axis: int)
             of_dtype[dtype] = cast
         return of_dtype[dtype]
 
-    def call(
-        params: PyTree, x: PyTree, state: PyTree, lengths: Any = None, resets: Any = None
-    ) -> Outputs:
-        if lengths is None:
-            mask = None
-        else:
-            mask = jnp.arange(x.shape[0])[None] < jnp.asarray(lengths)[:, None]
+    def call(params: PyTree, x: PyTree, state: PyTree, lengths: Any) -> Outputs:
+        mask = None
+        if lengths is not None:
+            mask = jnp.arange(x.shape[1])[None] < jnp.asarray(lengths)[:, None]
         run = casting_to(jnp.result_type(x).name).stateless_call
-        results, _ = run(params, fixed, jnp.swapaxes(x, 0, 1), initial_state=state, mask=mask)
+        results, _ = run(params, fixed, x, initial_state=state, mask=mask)
         y, *last = results
-        return jnp.swapaxes(y, 0, 1), last
+        return y, last
 
-    if state is None:
-        _, last = jax.eval_shape(lambda: call(weights, jnp.asarray(x), None))
-        state = _drawn(last)
     swap = _halves_swapped if both and layer.merge_mode == "concat" else None
-    return Layer(call, weights, x, state, lengths=True, bidirectional=both, swap=swap)
+    return Layer(_time_major(call, 1), weights, x, lengths=True, bidirectional=both, swap=swap)
 
 
 def _with_dtype(config: Any, dtype: str) -> Any:
@@ -379,7 +337,7 @@ def _with_dtype(config: Any, dtype: str) -> Any:
     return config
 
 
-def _torch(layer: Any, x: PyTree, state: PyTree, params: PyTree, time_axis: int) -> Layer:
+def _torch(layer: Any, x: PyTree, params: PyTree, time_axis: int) -> Layer:
     """A `torch.nn.RNNBase`; lengths are given as a packed sequence, which torch sorts."""
     torch = sys.modules["torch"]
     layer = copy.deepcopy(layer)  # the one that was given keeps its weights and dtype
@@ -401,9 +359,7 @@ def _torch(layer: Any, x: PyTree, state: PyTree, params: PyTree, time_axis: int)
         y, last = layer(packed, state)
         return pad(y, total_length=x.shape[0])[0], last
 
-    def call(
-        params: PyTree, x: PyTree, state: PyTree, lengths: Any = None, resets: Any = None
-    ) -> Outputs:
+    def call(params: PyTree, x: PyTree, state: PyTree, lengths: Any = None) -> Outputs:
         with torch.no_grad():
             results = run(params, tensors(x), tensors(state), lengths)
         return jax.tree.map(lambda v: v.numpy(), results)
@@ -415,9 +371,6 @@ def _torch(layer: Any, x: PyTree, state: PyTree, params: PyTree, time_axis: int)
         y.backward(torch.tensor(np.asarray(dy)))
         return x.grad.numpy(), jax.tree.map(lambda v: v.grad.numpy(), state)
 
-    if state is None:
-        _, last = call(weights, x, None)
-        state = _drawn(jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), last))
     fields = {
         "state_axis": 1,
         "lengths": True,
@@ -425,7 +378,7 @@ def _torch(layer: Any, x: PyTree, state: PyTree, params: PyTree, time_axis: int)
         "in_jax": False,
     }
     swap = _swap_of_torch if layer.bidirectional else None
-    return Layer(call, weights, x, state, gradients=gradients, swap=swap, **fields)
+    return Layer(call, weights, x, gradients=gradients, swap=swap, **fields)
 
 
 _ADAPTERS: tuple[tuple[Callable, Callable, Callable], ...] = (
