@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from jrnn.models import load
 from jrnn.models.text import is_model
 from jrnn.nets.graph import show, to_dot, to_svg, upgrade
 from jrnn.nets.graph.scope import all_names, reads
-from jrnn.nets.ir import Net, Plan
+from jrnn.nets.ir import Blobs, Net, Plan, Values
 from jrnn.nets.lowering import infer_shapes, run_net, unwritten_output, without_sources
 from jrnn.nets.plans import net_of_plan, run_plan, show_steps
 from jrnn.nets.proto import read_net, read_net_or_plan, write_net, write_plan
@@ -165,9 +165,7 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names[:_NAMES])) + more
 
 
-def _not_given(
-    error: JrnnError, net: Net, blobs: Mapping[str, Any], args: argparse.Namespace
-) -> str:
+def _not_given(error: JrnnError, net: Net, blobs: Blobs, args: argparse.Namespace) -> str:
     """Returns what to give if an error is of blobs that a net reads and that were not given, or ""."""
     missing = [name for name in reads(net) if name not in blobs]
     if not any(f"reads blob {name!r}" in str(error) for name in missing):
@@ -183,7 +181,7 @@ def _write(path: Path, text: str) -> None:
     write_whole(path, text.encode("utf-8", "backslashreplace"), FormatError)
 
 
-def _print_parameters(net: Net, blobs: Mapping[str, Any]) -> None:
+def _print_parameters(net: Net, blobs: Blobs) -> None:
     given = [name for name in net.external_inputs if name in blobs]
     if not given:
         return
@@ -342,7 +340,7 @@ def _one_net(model: Net | Plan, network: str | None) -> tuple[Net, tuple[Net, ..
     return model, ()
 
 
-def _run_before(nets: tuple[Net, ...], blobs: dict[str, Any], seed: int) -> dict[str, Any]:
+def _run_before(nets: tuple[Net, ...], blobs: Values, seed: int) -> Values:
     """Returns the blobs, together with the blobs that the first nets of a plan make."""
     given = dict(blobs)
     for net in nets:
@@ -352,7 +350,7 @@ def _run_before(nets: tuple[Net, ...], blobs: dict[str, Any], seed: int) -> dict
     return blobs
 
 
-def _opened(args: argparse.Namespace) -> tuple[Net | Plan, dict[str, Any]]:
+def _opened(args: argparse.Namespace) -> tuple[Net | Plan, Values]:
     """Returns the net or the plan of `run` and `show`, and the blobs of --init and --feed. A folder is a package."""
     folder = Path(args.net)
     if folder.is_dir() and (folder / PREDICT).is_file():
@@ -375,9 +373,9 @@ def _opened(args: argparse.Namespace) -> tuple[Net | Plan, dict[str, Any]]:
     return model, blobs
 
 
-def _load_blobs(args: argparse.Namespace) -> dict[str, Any]:
+def _load_blobs(args: argparse.Namespace) -> Values:
     """Returns the blobs of --init and --feed."""
-    blobs: dict[str, Any] = {}
+    blobs: Values = {}
     if args.init:
         blobs.update(run_net(read_net(Path(args.init)), {}, key=jax.random.key(args.seed)))
     return blobs | parse_feeds(args.feed, args.seed)

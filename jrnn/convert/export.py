@@ -1,17 +1,16 @@
 """Packages from nets and files, as Caffe2's mobile and predictor exporters write them."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jrnn.convert.package import Package, fill, placeholder
 from jrnn.errors import ConversionError, near
 from jrnn.nets.graph import extract_sub_net
-from jrnn.nets.ir import Net, Op
+from jrnn.nets.ir import Blobs, Net, Op
 from jrnn.nets.lowering import infer_shapes
 from jrnn.nets.proto.database import (
     DB_READER,
@@ -24,7 +23,7 @@ _LOAD = "Load"
 
 
 def export_package(
-    net: Net, params: Mapping[str, Any], inputs: Iterable[str], outputs: Iterable[str]
+    net: Net, params: Blobs, inputs: Iterable[str], outputs: Iterable[str]
 ) -> Package:
     """Makes the package that computes `outputs` from `inputs`, as Caffe2's mobile exporter writes it.
 
@@ -69,9 +68,7 @@ def export_package(
     return Package(Net(net.name + "_init", (*fills, *map(placeholder, inputs))), predict)
 
 
-def write_predictor(
-    package: Package, path: str | os.PathLike[str], inputs: Mapping[str, Any]
-) -> None:
+def write_predictor(package: Package, path: str | os.PathLike[str], inputs: Blobs) -> None:
     """Writes a package as one minidb file, as Caffe2's predictor exporter does.
 
     Args:

@@ -18,7 +18,7 @@ from jrnn.jaxprs.flat import FlatEquation, Graph, Var, evaluate_graph, read
 from jrnn.jaxprs.trials import TRIPS, close, drawn, ends
 from jrnn.nets.graph import rename_blobs
 from jrnn.nets.graph.ssa import place_of, with_live_ops
-from jrnn.nets.ir import Net, inputs_of
+from jrnn.nets.ir import Blobs, Net, inputs_of
 from jrnn.nets.lowering import run_net
 
 
@@ -252,7 +252,7 @@ def _first_difference(
     package: Package,
     graph: Graph,
     args: Sequence[Any],
-    inputs: Mapping[str, Any],
+    inputs: Blobs,
     trail: Sequence[tuple[FlatEquation, Var, Blob]],
 ) -> str:
     """Says which blob is the first that differs."""

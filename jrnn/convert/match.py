@@ -15,6 +15,7 @@ from jrnn.convert.emitter import shrink
 from jrnn.convert.rules.shape_rules import moves_elements
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.flat import Atom, FlatEquation, Graph, Var, flatten
+from jrnn.nets.ir import Shape
 
 Makers = Mapping[Var, FlatEquation]
 
@@ -32,7 +33,7 @@ _IGNORED = (
 
 
 @cache
-def pattern(fn: Callable, shapes: tuple[tuple[int, ...], ...]) -> Graph:
+def pattern(fn: Callable, shapes: tuple[Shape, ...]) -> Graph:
     """The graph of a reference function of float32 arrays of the given shapes."""
     specs = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
     return flatten(jax.make_jaxpr(fn)(*specs))

@@ -16,7 +16,7 @@ import numpy as np
 from jrnn.errors import ConversionError, FormatError, near
 from jrnn.files import AtLeast, checked, kind_of, new_folder, read_json, write_whole
 from jrnn.nets.graph.scope import reads
-from jrnn.nets.ir import Net, Numbers, Op, inputs_of, written_by
+from jrnn.nets.ir import Blobs, Net, Numbers, Op, inputs_of, written_by
 from jrnn.nets.lowering import run_net, to_jax
 from jrnn.nets.ops.values import DTYPES
 from jrnn.nets.proto import read_net, write_net
@@ -217,7 +217,7 @@ class Package:
         own = self.filled()
         run = to_jax(self.predict_net, self.output_names)
 
-        def fn(inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> Arrays:
+        def fn(inputs: Blobs, weights: Blobs | None = None) -> Arrays:
             self.check_inputs(inputs)
             return run({**own, **(weights or {}), **inputs})
 

@@ -10,15 +10,13 @@ layer k is under `S/layer_k`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from jrnn.errors import ConversionError, near
 from jrnn.interop.cell_weights import (
     CellArrays,
     Params,
+    Weights,
     from_system,
     one_direction,
     other_gru,
@@ -31,7 +29,7 @@ _GRU_BLOBS = {"r": "reset_gate_t", "z": "update_gate_t", "n": "output_gate_t"}
 
 def from_caffe2(
     kind: str,
-    blobs: Mapping[str, Any],
+    blobs: Weights,
     scope: str,
     *,
     num_layers: int = 1,
@@ -82,7 +80,7 @@ def from_caffe2(
     return params
 
 
-def to_caffe2(kind: str, params: Mapping[str, Any], scope: str) -> Params:
+def to_caffe2(kind: str, params: Weights, scope: str) -> Params:
     """Converts PyTorch's parameters to the blobs of a Caffe2 cell, or stack of cells, with forget_bias 0.
 
     A GRU must be built with `linear_before_reset=True`. Missing biases become zeros, because Caffe2's cells have biases.
@@ -113,7 +111,7 @@ def _names(kind: str, scope: str, layer: int, num_layers: int) -> list[str]:
     return weights + [f"{product}_b" for product in products]
 
 
-def _find(blobs: Mapping[str, Any], name: str, kind: str) -> np.ndarray:
+def _find(blobs: Weights, name: str, kind: str) -> np.ndarray:
     if name not in blobs:
         raise ConversionError(f"caffe2 {kind}: the blob {name!r} is missing{near(name, blobs)}")
     return np.asarray(blobs[name])

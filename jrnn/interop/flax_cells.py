@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jrnn.errors import ConversionError
-from jrnn.interop.cell_weights import CellArrays, Params, from_system, to_system
+from jrnn.interop.cell_weights import CellArrays, Params, Weights, from_system, to_system
 from jrnn.nn.conventions import convention
 
 _KINDS: dict[type, str] = {
@@ -61,7 +61,7 @@ def from_flax(cell: Any, suffix: str = "_l0") -> Params:
     return from_system("flax", kind, arrays, suffix)
 
 
-def to_flax(params: Mapping[str, Any], cell: Any, suffix: str = "_l0") -> Any:
+def to_flax(params: Weights, cell: Any, suffix: str = "_l0") -> Any:
     """Puts PyTorch's parameters of one direction of one layer into a flax.nnx cell, and returns it.
 
     Raises:

@@ -19,9 +19,10 @@ from jax import Array
 
 from jrnn.errors import ConfigError
 from jrnn.models.model_config import DecoderKeys, read_config
+from jrnn.nn.checks import Shape
 from jrnn.nn.span import Pair, Span, layer_norm, rms_norm
 
-Shapes = dict[str, tuple[int, ...]]
+Shapes = dict[str, Shape]
 State = dict[str, Array]
 Outputs = tuple[Array, State]  # what is computed, and the next state
 # The arrays of a state that a layer's recurrence carries, and that a first state may hold: windows and memories of tokens
@@ -89,7 +90,7 @@ class Merge(NamedTuple):
     def under(self, prefix: str) -> Merge:
         return Merge(tuple(under(prefix, dict.fromkeys(self.names))), self.stacks)
 
-    def shape(self, shapes: Shapes) -> tuple[int, ...]:
+    def shape(self, shapes: Shapes) -> Shape:
         rows, *rest = shapes[self.names[0]]
         if self.stacks:
             return (len(self.names), rows, *rest)

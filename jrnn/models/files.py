@@ -19,6 +19,7 @@ from jrnn.files.quantized_tensors import Dequantized, layouts
 from jrnn.files.tensors import open_tensors, read_aligned, write_tensors
 from jrnn.files.torch_files import open_torch_tensors
 from jrnn.models.family import Decoder, Family, Merge, Names, State
+from jrnn.nn.checks import Shape
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -41,7 +42,7 @@ class TensorPlace(NamedTuple):
 
     file: Path
     stored: str
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
     layout: str = ""
 
@@ -224,7 +225,7 @@ def parameter(
         return jax.make_array_from_callback(shape, _sharding(mesh, shape), read).block_until_ready()
 
 
-def _sharding(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> jax.sharding.NamedSharding:
+def _sharding(mesh: jax.sharding.Mesh, shape: Shape) -> jax.sharding.NamedSharding:
     axes = [k for k, size in enumerate(shape) if size % mesh.size == 0]
     spec: list[Any] = [None] * len(shape)
     if axes:

@@ -23,6 +23,7 @@ from jrnn.models.families.mamba import of_mamba_ssm
 from jrnn.models.files import Tensors, parameter
 from jrnn.models.hub import folder_of
 from jrnn.models.model import LanguageModel
+from jrnn.nn.checks import Shape
 
 # methods whose tensors are dequantized
 QUANTIZED = (
@@ -142,7 +143,7 @@ def configured(
     return LanguageModel({}, family, family.read(config, where, by_hand), text)
 
 
-def shapes_of(model: LanguageModel) -> dict[str, tuple[int, ...]]:
+def shapes_of(model: LanguageModel) -> dict[str, Shape]:
     """The shape of each parameter; experts' parameters are stacked."""
     shapes = model.decoder.shapes()
     merges = model.decoder.parameters()
@@ -183,7 +184,7 @@ def create(config: Mapping[str, Any], key: Array, dtype: Any = jnp.float32) -> L
     return replace(model, params=params)
 
 
-def _initial(name: str, shape: tuple[int, ...], key: Array, around_one: bool) -> Array:
+def _initial(name: str, shape: Shape, key: Array, around_one: bool) -> Array:
     """The initial value of a parameter.
 
     Args:

@@ -24,6 +24,7 @@ from jrnn.models.files import FILES, write
 from jrnn.models.generation import apart, check_tokens, remembered
 from jrnn.nn.checks import check_lengths, check_masks, concrete
 from jrnn.nn.layers import accumulator
+from jrnn.nn.params import Arrays
 from jrnn.nn.sequences import Compaction, in_rows
 from jrnn.nn.span import Span
 
@@ -60,7 +61,7 @@ class LanguageModel:
 
     FILES: ClassVar = FILES
 
-    params: dict[str, Array]
+    params: Arrays
     family: Family
     config: Any
     text: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ import numpy as np
 
 from jrnn.errors import NetError
 from jrnn.nets.gradient_maker import GradientSlice
+from jrnn.nets.ir import Blobs
 
 
 def widened(x: Any) -> Any:
@@ -62,7 +62,7 @@ def as_numpy(value: Any) -> Any:
     return np.asarray(value) if is_numbers else value
 
 
-def dense(gradient: str | GradientSlice, blobs: Mapping[str, Any], like: Any) -> Any:
+def dense(gradient: str | GradientSlice, blobs: Blobs, like: Any) -> Any:
     """The blob of a gradient with respect to `like`; a sparse gradient becomes dense."""
     if not isinstance(gradient, GradientSlice):
         return blobs[gradient]

@@ -29,7 +29,7 @@ from typing import Any
 from jrnn.errors import JrnnError, NetError, describe_op, near
 from jrnn.nets import registry
 from jrnn.nets.graph.ssa import get_external_blob_names
-from jrnn.nets.ir import Names, Net, Op, inputs_of
+from jrnn.nets.ir import Names, NameSet, Net, Op, Shape, inputs_of
 
 BOOL = 5  # TensorProto.BOOL
 
@@ -39,7 +39,7 @@ class Param:
     """A parameter of a net: its shape, and the fill operator of the init net that initializes it."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     init: Op
 
 
@@ -65,8 +65,8 @@ class NetBuilder:
         self.parent = parent
         self._scopes: list[str] = list(parent._scopes) if parent else []
         self._ops: list[Op] = []
-        self._inputs: dict[str, None] = {}
-        self._written: dict[str, None] = {}
+        self._inputs: NameSet = {}
+        self._written: NameSet = {}
         # Every name ever written, including names that are local to a block.
         self._ever_written: set[str] = set()
         self._params: dict[str, Param] = parent._params if parent else {}

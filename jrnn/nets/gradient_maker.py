@@ -1,12 +1,12 @@
 """The interface of gradient makers: they read the forward operator and the arriving gradients, and emit operators."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Union
 
 from jrnn.errors import GradientError
 from jrnn.nets import registry
-from jrnn.nets.ir import Op
+from jrnn.nets.ir import Names, Op, Renames
 
 
 class GradientSlice(NamedTuple):
@@ -43,14 +43,14 @@ class Token(str):
         return token
 
 
-def names_of(g: Gradient | None) -> tuple[str, ...]:
+def names_of(g: Gradient | None) -> Names:
     """The blobs of a gradient: one, the indices and the values, or none."""
     if g is None:
         return ()
     return tuple(g) if isinstance(g, GradientSlice) else (g,)
 
 
-def renamed(g: Gradient, names: Mapping[str, str]) -> Gradient:
+def renamed(g: Gradient, names: Renames) -> Gradient:
     if isinstance(g, GradientSlice):
         return GradientSlice(*(names.get(n, n) for n in g))
     return names.get(g, g)

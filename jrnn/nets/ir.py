@@ -18,9 +18,12 @@ from jrnn.errors import NetError
 from jrnn.files import plain
 
 Blobs = Mapping[str, Any]  # values by the names of their blobs
+Values = dict[str, Any]  # the same, to be filled; or the arguments of an operator
 Names = tuple[str, ...]
 Shape = tuple[int, ...]
 Ints = tuple[int, ...]
+NameSet = dict[str, None]  # names, each once, in order
+Renames = Mapping[str, str]  # the new names of blobs
 
 
 class Numbers(Sequence[Any]):
@@ -295,17 +298,17 @@ def nets_of(op: Op) -> list[Net]:
     return [net for _, net in op.sub_nets()]
 
 
-def written_by(ops: Iterable[Op]) -> dict[str, None]:
+def written_by(ops: Iterable[Op]) -> NameSet:
     """The blobs that operators write, each once, in order of appearance: a dict serves as the ordered set."""
-    written: dict[str, None] = {}
+    written: NameSet = {}
     for op in ops:
         written.update(dict.fromkeys(op.outputs))
     return written
 
 
-def inputs_of(ops: Iterable[Op]) -> dict[str, None]:
+def inputs_of(ops: Iterable[Op]) -> NameSet:
     """The inputs of operators, each once, in order of appearance, as in `written_by`."""
-    read: dict[str, None] = {}
+    read: NameSet = {}
     for op in ops:
         read.update(dict.fromkeys(op.inputs))
     return read

@@ -27,11 +27,10 @@ from jrnn.loops.while_loops.trips import CHECKPOINTED, Trips
 from jrnn.nets import registry
 from jrnn.nets.blobs import as_blob, as_numpy, as_static, is_static, widened
 from jrnn.nets.graph.scope import Workspace, workspace_of
-from jrnn.nets.ir import Blobs, Net, Op, written_by
+from jrnn.nets.ir import Blobs, Net, Op, Values, written_by
 from jrnn.nets.memory import LARGEST_FILL, check_call, check_results, size_of
 from jrnn.nets.schedule import Schedule, ScheduledOp, schedule
 
-Values = dict[str, Any]
 # Inputs of up to 64 integers are compared by value, to find out whether a call is known to fit into the memory.
 _MAX_COMPARED_ELEMENTS = 64
 # The name that `checkpoint_name` gives to the blobs in Context.recompute.

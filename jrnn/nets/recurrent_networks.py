@@ -23,7 +23,7 @@ from jrnn.nets.gradient_maker import GradientSlice
 from jrnn.nets.graph.rename import rename_in_op
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.graph.ssa import writers
-from jrnn.nets.ir import Names, Net, Op, written_by
+from jrnn.nets.ir import Blobs, Names, NameSet, Net, Op, Values, written_by
 from jrnn.nets.lowering import run_net
 from jrnn.nets.ops.recurrent_network import StepWorkspaces
 
@@ -126,7 +126,7 @@ def recurrent_net(
     op_outputs = (*state_outputs, *collected, prefix + "/step_workspaces")
 
     # The backward step, and the outputs through which gradients flow.
-    backward: dict[str, Any] = {}
+    backward: Values = {}
     step = replace(step_net, type="simple")
     if not forward_only:
         seeds = {name: name + "_grad" for name in wires.seeds}
@@ -235,7 +235,7 @@ def unrolled_net(
 
 
 def retrieve_step_blobs(
-    net: Net, blobs: Mapping[str, Any], *, prefix: str = "rnn", key: Any = None
+    net: Net, blobs: Blobs, *, prefix: str = "rnn", key: Any = None
 ) -> dict[str, np.ndarray]:
     """Runs a net, and returns the blobs that its recurrent networks' step nets wrote, for debugging.
 
@@ -365,7 +365,7 @@ def _backward_args(
     references: Sequence[str],
     op_inputs: Sequence[str],
     recompute: set[str],
-) -> dict[str, Any]:
+) -> Values:
     """The RecurrentNetwork arguments that describe the backward step, from the backward pass `result` of `step`."""
     gradients: dict[str, str] = {}
     for name, gradient in result.gradients.items():
@@ -395,7 +395,7 @@ def _backward_args(
         *step.external_inputs,
         *step.external_outputs,
     }
-    external: dict[str, None] = {}
+    external: NameSet = {}
     for name in written_by(step.ops):
         if name in undefined and name not in own:
             external[name] = None
@@ -439,7 +439,7 @@ def _backward_args(
     }
 
 
-def _link_args(name: str, links: Sequence[tuple[str, str, int]]) -> dict[str, Any]:
+def _link_args(name: str, links: Sequence[tuple[str, str, int]]) -> Values:
     """The arguments for links (blob of the step net, outer blob, offset)."""
     internal, external, offsets = zip(*links) if links else ((), (), ())
     return {

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jrnn.errors import OpError, UnknownOperatorError, near
-from jrnn.nets.ir import Arg, Message, Names, Net, Numbers, Op
+from jrnn.nets.ir import Arg, Ints, Message, Names, Net, Numbers, Op, Values
 
 RESERVED = ("key", "op", "context", "wide")
 
@@ -97,7 +97,7 @@ class OpDef:
     random: bool = False
     source: bool = False
     dynamic: bool = False
-    updates: tuple[int, ...] = ()
+    updates: Ints = ()
     frees: bool = False
     cuts: Callable[[Op], str | None] | None = None
 
@@ -107,7 +107,7 @@ class OpDef:
         _check_number("input", op.inputs, (self.min_inputs, self.max_inputs), parameters)
         _check_number("output", op.outputs, self.outputs)
 
-    def decode(self, op: Op) -> dict[str, Any]:
+    def decode(self, op: Op) -> Values:
         """The keyword arguments for `forward` that `op` gives.
 
         Raises:

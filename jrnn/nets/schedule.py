@@ -14,7 +14,7 @@ from jrnn.errors import JrnnError, NetError, near
 from jrnn.nets import registry
 from jrnn.nets.graph.scope import free_names
 from jrnn.nets.graph.ssa import live_ops, place_of
-from jrnn.nets.ir import Net, Op, inputs_of, map_ops, written_by
+from jrnn.nets.ir import Names, NameSet, Net, Op, inputs_of, map_ops, written_by
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Schedule:
     """A checked net: the operators to run, in order, and the inputs that none of them writes before they are read."""
 
     steps: tuple[ScheduledOp, ...]
-    required: tuple[str, ...]
+    required: Names
 
 
 def schedule(
@@ -57,7 +57,7 @@ def schedule(
         keep = live_ops(_with_updates(net), outputs)
     steps: list[ScheduledOp] = []
     written: set[str] = set()
-    required: dict[str, None] = {}
+    required: NameSet = {}
     for index in keep:
         op = net.ops[index]
         where = place_of(net, index)

@@ -17,6 +17,8 @@ from jax.typing import DTypeLike
 from jrnn.errors import LayerError, near
 from jrnn.jaxprs.jax_internals import is_traced
 
+Shape = tuple[int, ...]
+
 
 def concrete(array: Any) -> np.ndarray | None:
     """The values of an array, or None if it is a tracer."""
@@ -97,7 +99,7 @@ def check_lengths(where: str, lengths: Any, steps: int, batch: int) -> Array:
     return jnp.asarray(lengths, jnp.int32)
 
 
-def check_flags(where: str, name: str, flags: Any, shape: tuple[int, ...]) -> Array:
+def check_flags(where: str, name: str, flags: Any, shape: Shape) -> Array:
     """Booleans, one for each step, as an array of this shape.
 
     >>> check_flags("gru", "mask", jnp.zeros((4, 2)), (4, 2))
@@ -117,7 +119,7 @@ def check_flags(where: str, name: str, flags: Any, shape: tuple[int, ...]) -> Ar
 
 
 def check_masks(
-    where: str, resets: Any, mask: Any, shape: tuple[int, ...]
+    where: str, resets: Any, mask: Any, shape: Shape
 ) -> tuple[Array | None, Array | None]:
     """Resets and a mask as `check_flags` returns them, each None if it is None."""
     given = (("resets", resets), ("mask", mask))
@@ -127,7 +129,7 @@ def check_masks(
     return resets, mask
 
 
-def check_dt(where: str, dt: Any, shape: tuple[int, ...], mask: Any = None) -> Array:
+def check_dt(where: str, dt: Any, shape: Shape, mask: Any = None) -> Array:
     """Times between steps as an array of this shape; outside jit, none below 0 where the mask, of this shape, is True.
 
     >>> check_dt("S5", [0.5, -1.0], (2,))
@@ -164,7 +166,7 @@ def check_features(where: str, x: Array, size: int, ranks: dict[int, str]) -> No
 
 
 def check_state(
-    where: str, hx: Any, shapes: tuple[tuple[int, ...], ...], dtype: DTypeLike, name: str = "hx"
+    where: str, hx: Any, shapes: tuple[Shape, ...], dtype: DTypeLike, name: str = "hx"
 ) -> tuple[Array, ...]:
     """The state h, or the pair (h, c), as a tuple of arrays of these shapes and this type; zeros for None.
 

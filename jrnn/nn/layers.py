@@ -17,6 +17,7 @@ from jrnn import jaxprs
 from jrnn.errors import LayerError
 from jrnn.jaxprs.jax_internals import Primitive
 from jrnn.loops import scan
+from jrnn.nn.checks import Shape
 from jrnn.nn.params import Weights
 from jrnn.nn.settings import Settings
 from jrnn.nn.units import State, Unit
@@ -122,7 +123,7 @@ def draw(settings: Settings, key: Array | None, steps: int, state: State) -> Noi
     return Noise(recurrent, keep)
 
 
-def dropout_mask(key: Array, rate: float, shape: tuple[int, ...], dtype) -> Array:
+def dropout_mask(key: Array, rate: float, shape: Shape, dtype) -> Array:
     """Zeros with probability `rate`, else 1 / (1 - rate)."""
     scale = 0.0 if rate == 1.0 else 1.0 / (1.0 - rate)
     return jnp.where(

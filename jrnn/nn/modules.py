@@ -22,7 +22,7 @@ from jrnn import jaxprs
 from jrnn.errors import LayerError
 from jrnn.nn.checks import check_floating
 from jrnn.nn.layers import zoneout_rates
-from jrnn.nn.params import Layout, Shapes, check_params, init
+from jrnn.nn.params import Arrays, Layout, Params, Shapes, check_params, init
 from jrnn.nn.settings import read, spelled_out, warn_of_dropout
 from jrnn.nn.stack import run_stack, stack_state, step_cell, step_stack
 from jrnn.nn.units import GRU as GRU_UNIT
@@ -51,7 +51,7 @@ class Parameters(nnx.Module):
         """The module's name in messages."""
         return self.layout.unit.name
 
-    def _initial(self, key: Array, dtype: DTypeLike) -> dict[str, Array]:
+    def _initial(self, key: Array, dtype: DTypeLike) -> Arrays:
         return init(self._shapes(), self.layout.hidden_size, key, dtype)
 
     def _create(self, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
@@ -63,11 +63,11 @@ class Parameters(nnx.Module):
         for name, value in self._initial(rngs.params(), dtype).items():
             setattr(self, name, nnx.Param(value))
 
-    def params(self) -> dict[str, Array]:
+    def params(self) -> Arrays:
         """The parameters by their names, as the functional form takes them."""
         return {name: getattr(self, name)[...] for name in self._shapes()}
 
-    def load(self, params: Mapping[str, Any]) -> None:
+    def load(self, params: Params) -> None:
         """Sets the parameters, given by their names, and casts them to the types of this module's.
 
         Raises:

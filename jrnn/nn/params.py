@@ -29,11 +29,12 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from jrnn.errors import LayerError, near
-from jrnn.nn.checks import check_bools, check_integer
+from jrnn.nn.checks import Shape, check_bools, check_integer
 from jrnn.nn.units import GRU, LSTM, RNN_TANH, Unit
 
 Params = Mapping[str, Any]  # arrays by PyTorch's names
-Shapes = dict[str, tuple[int, ...]]  # by the names of parameters
+Arrays = dict[str, Array]  # the same, to be changed
+Shapes = dict[str, Shape]  # by the names of parameters
 
 LEARNED_STATES = ("h_0", "c_0")
 
@@ -145,7 +146,7 @@ class Layout:
             shapes |= {"norm_ih": (rows,), "norm_hh": (rows,)}
         return shapes
 
-    def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> dict[str, Array]:
+    def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Arrays:
         """Initial values, uniform in [-1/sqrt(H), 1/sqrt(H)] as in PyTorch; `norm_*` are 1, `h_0` and `c_0` 0.
 
         >>> from jrnn.nn.units import GRU
@@ -166,11 +167,11 @@ class Layout:
 
 
 def init(
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Shapes,
     hidden_size: int,
     key: Array,
     dtype: DTypeLike = jnp.float32,
-) -> dict[str, Array]:
+) -> Arrays:
     """As `Layout.init`, for parameters of these shapes."""
     bound = 1.0 / math.sqrt(hidden_size)
     drawn = [name for name in shapes if name not in LEARNED_STATES]
@@ -241,7 +242,7 @@ def _layout(unit: Unit, params: Params, suffix: str, **more: Any) -> Layout:
     return Layout(unit, shape[1], hidden, bias=bias, layer_norm=layer_norm, **more)
 
 
-def check_params(where: str, params: Params, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_params(where: str, params: Params, shapes: Shapes) -> None:
     """Raises a LayerError unless `params` have exactly the names and shapes in `shapes`."""
     for name, shape in shapes.items():
         if name not in params:

@@ -26,16 +26,16 @@ from jrnn import jaxprs
 from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import alike, like
 from jrnn.loops import Recompute, compiled_once, hashable
-from jrnn.nn.checks import check_bools, check_floating, check_integer
+from jrnn.nn.checks import Shape, check_bools, check_floating, check_integer
 from jrnn.nn.layers import accumulator
 from jrnn.nn.modules import Parameters
-from jrnn.nn.params import Params, Shapes
+from jrnn.nn.params import Arrays, Params, Shapes
 from jrnn.nn.sequences import Compaction, Sequences, Steps, compute_type, in_rows, where_live
 from jrnn.nn.settings import spelled_out
 from jrnn.nn.span import PyTree, Span
 
 Outputs = tuple[Array, Any]  # y [T, N, P], and the state after the last step
-Parameter = tuple[Initializer, tuple[int, ...]]
+Parameter = tuple[Initializer, Shape]
 ParameterTable = dict[str, Parameter]
 
 
@@ -104,7 +104,7 @@ class RecurrentLayer(Parameters):
         own = {name: shape for name, (_, shape) in self._parameters().items()}
         return own | {name: value.shape for name, value in self._learned(jnp.float32).items()}
 
-    def _initial(self, key: Array, dtype: DTypeLike) -> dict[str, Array]:
+    def _initial(self, key: Array, dtype: DTypeLike) -> Arrays:
         wanted = self._parameters()
         keys = jax.random.split(key, max(len(wanted), 1))
         values = {}
@@ -112,7 +112,7 @@ class RecurrentLayer(Parameters):
             values[name] = start(keys[k], shape, dtype)
         return values | self._learned(dtype)
 
-    def _learned(self, dtype: DTypeLike) -> dict[str, Array]:
+    def _learned(self, dtype: DTypeLike) -> Arrays:
         """The initial values of the learned state's parameters, by their names."""
         if not self.learned_state:
             return {}
@@ -379,7 +379,7 @@ class Recurrent(RecurrentLayer):
     # The step is the user's: where an option of JAX forbids promotion, it is forbidden in the step.
     _called = RecurrentLayer._called.__wrapped__  # type: ignore[attr-defined]
 
-    def _initial(self, key: Array, dtype: DTypeLike) -> dict[str, Array]:
+    def _initial(self, key: Array, dtype: DTypeLike) -> Arrays:
         learned = self._learned(dtype)
         if both := learned.keys() & self._given.keys():
             raise LayerError(

@@ -5,7 +5,6 @@ Shapes: T time, N batch, D input.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,9 +15,10 @@ from jax.typing import DTypeLike
 
 from jrnn import jaxprs
 from jrnn.nn.checks import check_array, check_dt, check_features, check_lengths, check_masks
+from jrnn.nn.params import Params
 
 
-def compute_type(params: Mapping[str, Any], x: Array, dtype: DTypeLike) -> Any:
+def compute_type(params: Params, x: Array, dtype: DTypeLike) -> Any:
     """The type of the products with weights: `dtype`, or the common type of the input and the parameters."""
     return jaxprs.promoted_type(x, *params.values()) if dtype is None else jnp.dtype(dtype)
 

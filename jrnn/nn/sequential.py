@@ -16,7 +16,7 @@ from jax import Array
 from jrnn.errors import LayerError
 from jrnn.nn.checks import check_array
 from jrnn.nn.modules import GRU, LSTM, RNN
-from jrnn.nn.recurrent import RecurrentLayer
+from jrnn.nn.recurrent import Outputs, RecurrentLayer
 from jrnn.nn.sequences import Sequences, Steps, where_live
 from jrnn.nn.span import PyTree
 
@@ -63,7 +63,7 @@ class Sequential(nnx.Module):
     def __call__(
         self, x: Any, state: PyTree = None, *, lengths: Any = None, resets: Any = None, mask: Any = None, dt: Any = None,
         rngs: Any = None,
-    ) -> tuple[Array, Any]:  # fmt: skip
+    ) -> Outputs:  # fmt: skip
         """[T, N, D] -> y [T, N, P] and the state after the last step.
 
         Args:
@@ -115,7 +115,7 @@ class Sequential(nnx.Module):
 
     def step(
         self, x: Any, state: PyTree = None, *, resets: Any = None, mask: Any = None, dt: Any = None
-    ) -> tuple[Array, Any]:
+    ) -> Outputs:
         """One step, [N, D] or [D] -> y [N, P] or [P] and the state, which the next step takes. Nothing is dropped.
 
         `resets`, `mask` and `dt`, [N] or numbers, are the values for this step, as in a call.
@@ -157,7 +157,7 @@ class Sequential(nnx.Module):
         state: PyTree,
         live: Array | None,
         single: bool,
-    ) -> tuple[Array, Any]:
+    ) -> Outputs:
         """Calls all parts. Parts without a state get 1 at steps that do not count: most functions are smooth at 1."""
         count = sum(map(_is_layer, self.parts))
         if state is not None and not (isinstance(state, (tuple, list)) and len(state) == count):

@@ -13,7 +13,6 @@ The layers of `jrnn.nn.GRU` compute the same; `jrnn.interop.from_arraymancer` co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -23,6 +22,7 @@ from jrnn.errors import LayerError
 from jrnn.jaxprs.unit_formulas import GruGates as Gates
 from jrnn.jaxprs.unit_formulas import gru_gates
 from jrnn.loops import scan
+from jrnn.nn.params import Params, Shapes
 
 
 class StackWeights(NamedTuple):
@@ -254,9 +254,7 @@ def _check_cell(x: Array, hidden: Array, **others: Array) -> None:
     _check_shapes(others, wanted, sizes)
 
 
-def _check_shapes(
-    arrays: Mapping[str, Any], wanted: Mapping[str, tuple[int, ...]], because: str
-) -> None:
+def _check_shapes(arrays: Params, wanted: Shapes, because: str) -> None:
     for name, array in arrays.items():
         if jnp.shape(array) != wanted[name]:
             raise LayerError(

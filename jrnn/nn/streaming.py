@@ -18,7 +18,7 @@ from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import alike
 from jrnn.nn.checks import check_integer
 from jrnn.nn.modules import GRU, LSTM, RNN, as_given
-from jrnn.nn.recurrent import RecurrentLayer
+from jrnn.nn.recurrent import Outputs, RecurrentLayer
 from jrnn.nn.sequences import Sequences, compute_type
 from jrnn.nn.sequential import Sequential
 from jrnn.nn.span import PyTree
@@ -37,7 +37,7 @@ def chunked(
     reset_state: Any = None,
     mask: Any = None,
     rngs: Any = None,
-) -> tuple[Array, Any]:
+) -> Outputs:
     """Calls a module on a sequence in chunks of `size` steps, between which gradients stop.
 
     Outputs and last states equal the results of `module(x, hx, ...)`. A gradient goes back from each output to the beginning
@@ -117,7 +117,7 @@ def chunked(
     return given.given_back(outputs.reshape(count * size, batch, -1)[:steps]), as_given(state)
 
 
-def compiled_step(module: Any, *, donate: bool = False) -> Callable[..., tuple[Array, Any]]:
+def compiled_step(module: Any, *, donate: bool = False) -> Callable[..., Outputs]:
     """Compiles a module's or a model's `step` for serving, with its current parameters.
 
     A call only dispatches one program, while `nnx.jit` also flattens the module.
@@ -155,10 +155,8 @@ def compiled_step(module: Any, *, donate: bool = False) -> Callable[..., tuple[A
         )
     leaves, tree = jax.tree.flatten(module)
 
-    def of_leaves(
-        leaves: list[Any], x: Any, hx: PyTree = None, **options: Any
-    ) -> tuple[Array, Any]:
-        results: tuple[Array, Any] = step(jax.tree.unflatten(tree, leaves), x, hx, **options)
+    def of_leaves(leaves: list[Any], x: Any, hx: PyTree = None, **options: Any) -> Outputs:
+        results: Outputs = step(jax.tree.unflatten(tree, leaves), x, hx, **options)
         return results
 
     donated = "hx" if donate else None

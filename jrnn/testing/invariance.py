@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from jrnn.nets.ir import Values
 from jrnn.testing.subjects import Layer, Outputs, PyTree
 
 Wrong = str | None  # what is wrong, in words
@@ -109,7 +110,7 @@ def depends_on_batch(
         x = jax.tree.map(lambda leaf: np.asarray(leaf)[:, rows], layer.x)
         return run(x, state_rows(layer, layer.state, rows), rows)
 
-    def one(results: Outputs, n: int) -> dict[str, Any]:
+    def one(results: Outputs, n: int) -> Values:
         y, last = results
         row = slice(n, n + 1)
         return {

@@ -22,6 +22,7 @@ from jrnn.errors import LayerError
 from jrnn.testing.properties import need
 from jrnn.testing.subjects import Outputs, PyTree
 
+OfState = Callable[[Any], Any]
 KINDS = ("state", "window", "attention")
 TOKENS = (2, 8)  # N, T
 # what transformers calls the state of a model
@@ -64,10 +65,10 @@ class AdaptedModel:
         over_devices: `over_devices(tokens) -> logits`, with the time axis divided among all devices of JAX.
     """
 
-    call: Callable[..., tuple[Any, Any]]
+    call: Callable[..., Outputs]
     vocabulary: int
     tokens: Any = None
-    step: Callable[[Any, Any], tuple[Any, Any]] | None = None
+    step: Callable[[Any, Any], Outputs] | None = None
     masks: bool = False
     resets: bool = False
     resets_of_states: bool = True
@@ -75,10 +76,10 @@ class AdaptedModel:
     remembers: tuple[str, ...] = KINDS
     reach: int = 12
     leaves: Callable[[Any], Mapping[str, tuple[str, Any]]] | None = None
-    snapshot: Callable[[Any], Any] = lambda state: state
-    stored: Callable[[Any], Any] | None = None
+    snapshot: OfState = lambda state: state
+    stored: OfState | None = None
     reloaded: Callable[[], AdaptedModel] | None = None
-    over_devices: Callable[[Any], Any] | None = None
+    over_devices: OfState | None = None
 
     @property
     def size(self) -> tuple[int, int]:

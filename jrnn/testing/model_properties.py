@@ -17,7 +17,7 @@ from jrnn.errors import LayerError
 from jrnn.testing.invariance import Wrong, differs
 from jrnn.testing.language_models import AdaptedModel
 from jrnn.testing.properties import Property, need, registered
-from jrnn.testing.subjects import PyTree
+from jrnn.testing.subjects import Outputs, PyTree
 
 MODEL_PROPERTIES: dict[str, Property] = {}
 _property = registered(MODEL_PROPERTIES)
@@ -26,7 +26,7 @@ NAMES = {"state": "recurrent state", "window": "window of a convolution", "atten
 
 def _run(
     model: AdaptedModel, tokens: np.ndarray, state: PyTree = None, one: bool = False, **options: Any
-) -> tuple[Any, Any]:
+) -> Outputs:
     """The logits, as float64, and the state; `one`: by `model.step`."""
     call = model.call if model.step is None or not one else model.step
     logits, state = call(np.asarray(tokens, np.int32), state, **options)
@@ -65,7 +65,7 @@ def _in_pieces(
     return np.concatenate(pieces, axis=1)
 
 
-def _halves(model: AdaptedModel) -> tuple[Any, Any]:
+def _halves(model: AdaptedModel) -> Outputs:
     return model.tokens[:, : model.size[0] // 2], model.tokens[:, model.size[0] // 2 :]
 
 
@@ -264,7 +264,7 @@ def _(model: AdaptedModel, tolerance: float) -> Wrong:
 # The batch and padding ---------------------------------------------------------------------------------------------------
 
 
-def _padded(model: AdaptedModel, left: bool) -> tuple[Any, Any]:
+def _padded(model: AdaptedModel, left: bool) -> Outputs:
     """The first half of the tokens with padding on one side, and its mask."""
     real, rest = _halves(model)
     parts = (real, np.ones_like(real)), (np.zeros_like(rest),) * 2

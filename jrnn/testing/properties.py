@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.jaxprs.trials import central_difference
+from jrnn.nets.ir import Values
 from jrnn.testing.invariance import (
     Wrong,
     depends_on_batch,
@@ -260,15 +261,13 @@ def _(layer: Layer, tolerance: float) -> Wrong:
     )
 
 
-def _of_filler(
-    layer: Layer, inside: np.ndarray, **options: Any
-) -> Callable[[float], dict[str, Any]]:
+def _of_filler(layer: Layer, inside: np.ndarray, **options: Any) -> Callable[[float], Values]:
     """Returns a function: the value of all steps outside of `inside` [T, N] -> results and gradients inside."""
 
     def counted(array: Any, xp: Any = np) -> Any:
         return xp.where(inside.reshape(inside.shape + (1,) * (array.ndim - 2)), array, 0)
 
-    def results(fill: float) -> dict[str, Any]:
+    def results(fill: float) -> Values:
         x = np.array(layer.x)
         x[~inside] = fill
         y, last = run_layer(layer, x, layer.state, **options)
@@ -408,7 +407,7 @@ def _(layer: Layer, tolerance: float) -> Wrong:
     return None
 
 
-def _gradients(layer: Layer, x: PyTree, state: PyTree, dy: PyTree) -> tuple[Any, Any]:
+def _gradients(layer: Layer, x: PyTree, state: PyTree, dy: PyTree) -> Outputs:
     """The gradients of sum(y * dy) with respect to x and the state; an integer's gradient has no meaning."""
     if layer.in_jax:
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import LayerError
-from jrnn.testing.subjects import Layer, Outputs, PyTree
+from jrnn.testing.subjects import Layer, Outputs, PyTree, Swap
 
 
 def recurrent_layer(
@@ -163,7 +163,7 @@ def _of_flax(layer: Any, call: Callable, params: PyTree, x: PyTree, time_axis: i
     )
 
 
-def _swap_of_flax(layer: Any, params: PyTree) -> Callable[[Any], Any] | None:
+def _swap_of_flax(layer: Any, params: PyTree) -> Swap | None:
     """Exchanges the weights of a Bidirectional of nnx or linen whose outputs are concatenated."""
     names = {"forward_rnn": "backward_rnn", "backward_rnn": "forward_rnn"}
     if not hasattr(layer, "merge_fn") or np.shape(
@@ -179,7 +179,7 @@ def _swap_of_flax(layer: Any, params: PyTree) -> Callable[[Any], Any] | None:
 # The exchange of both directions' weights ------------------------------------------------------------------------------
 
 
-def _swap(partner: Callable[[str], str], of_inputs: str = "") -> Callable[[Any], Any]:
+def _swap(partner: Callable[[str], str], of_inputs: str = "") -> Swap:
     """Returns a function of the weights that replaces each leaf by its `partner`, found by path.
 
     Args:
@@ -204,7 +204,7 @@ def _swap(partner: Callable[[str], str], of_inputs: str = "") -> Callable[[Any],
     return swapped
 
 
-def _fits(swap: Callable[[Any], Any], params: PyTree) -> bool:
+def _fits(swap: Swap, params: PyTree) -> bool:
     """Whether both directions have weights of the same names and shapes."""
     try:
         return jax.tree.map(jnp.shape, swap(params)) == jax.tree.map(jnp.shape, params)

@@ -11,10 +11,10 @@ import jax
 import numpy as np
 
 from jrnn.testing.invariance import differs, results_differ, run_layer, state_rows
-from jrnn.testing.subjects import Layer, PyTree
+from jrnn.testing.subjects import Layer, Outputs, PyTree
 
 
-def _begins(layer: Layer, at: int | None, anew: PyTree) -> tuple[Any, Any]:
+def _begins(layer: Layer, at: int | None, anew: PyTree) -> Outputs:
     """The results of sequence 0 if a new sequence begins before step `at` in the states `anew`; None: nowhere."""
     first = None if layer.bidirectional else layer.state
     row = slice(0, 1)

@@ -17,13 +17,14 @@ from jrnn.errors import LayerError
 from jrnn.loops import scan
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.cells import Cell, RunOptions, run_cell
-from jrnn.nets.ir import Names, Net
+from jrnn.nets.ir import Names, Net, Values
 from jrnn.nets.lowering import to_jax
 
 X = "x"
 LENGTHS = "lengths"
 Outputs = tuple[Any, Any]  # y and the last state
 PyTree = Any  # of arrays
+Swap = Callable[[Any], Any]  # of the weights of both directions
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Layer:
     resets: bool = False
     mask: bool = False
     bidirectional: bool = False
-    swap: Callable[[Any], Any] | None = None
+    swap: Swap | None = None
     reset_to: str = "zeros"
     wide_states: bool = False
     in_jax: bool = True
@@ -71,7 +72,7 @@ class CellNet:
     """A `jrnn.nets.cells.Cell` as a net over a sequence, with values for all its inputs."""
 
     net: Net
-    weights: dict[str, Any]
+    weights: Values
     state: tuple[Any, ...]
     state_names: Names
     output: str
@@ -107,7 +108,7 @@ class CellNet:
             b.build(outputs=[run.output, *last]), weights, tuple(state), names, run.output, last
         )
 
-    def blobs(self, xs: PyTree, lengths: Any) -> dict[str, Any]:
+    def blobs(self, xs: PyTree, lengths: Any) -> Values:
         return {**self.weights, **dict(zip(self.state_names, self.state)), X: xs, LENGTHS: lengths}
 
     def layer(self, xs: PyTree, key: Any) -> Layer:

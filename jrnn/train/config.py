@@ -28,6 +28,7 @@ from jrnn.train.toml_codec import (
     Natural,
     NonNegative,
     Positive,
+    Tables,
     check_bounds,
     decode,
     hint,
@@ -234,7 +235,7 @@ def describe_config(name: str) -> str:
     return " ".join(lines[1:])
 
 
-def _with_code_of(folder: Path, tables: dict[str, Any]) -> dict[str, Any]:
+def _with_code_of(folder: Path, tables: Tables) -> Tables:
     """Returns the tables of a file in `folder`; FILE:NAME and MODULE:NAME in them are looked up there, too."""
 
     def located(value: Any) -> Any:

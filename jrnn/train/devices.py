@@ -6,7 +6,7 @@ JAX's runtime divides the work: the compiled step is written as for one device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from jrnn.jaxprs.jax_internals import broadcast_one_to_all, process_allgather
 from jrnn.train.config import Config
 from jrnn.train.models.interface import CARRY_AXIS
 from jrnn.train.step import State
+from jrnn.train.tasks.task import Axes
 
 T = TypeVar("T")
 AXIS = "batch"  # the one axis of the mesh
@@ -132,7 +133,7 @@ class Devices:
             members.append(jax.tree.map(partial(_put, sharding=sharding), member))
         return State(*members)
 
-    def put_batches(self, batches: Any, axes: Mapping[str, int]) -> Any:
+    def put_batches(self, batches: Any, axes: Axes) -> Any:
         """Puts stacked batches [K, ...] of host arrays on the devices.
 
         Args:

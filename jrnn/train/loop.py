@@ -50,7 +50,7 @@ from jrnn.train.step import (
     step_key,
 )
 from jrnn.train.tasks import Task
-from jrnn.train.tasks.task import check_task
+from jrnn.train.tasks.task import Metrics, check_task
 
 # Spent once, however long a run is.
 SETUP = "compiling, first call"
@@ -79,7 +79,7 @@ class Result:
     validation_loss: float
     interrupted: bool
     unit: str
-    metrics: dict[str, float]
+    metrics: Metrics
     skipped: int = 0
 
     @property
@@ -178,7 +178,7 @@ class _Training:
         self.patience = Patience(config.train.patience)
         self.is_validated = True  # whether metrics.jsonl has the validation of the first state
         self.validation_loss = math.nan
-        self.metrics: dict[str, float] = {}
+        self.metrics: Metrics = {}
         self.checkpoints: Any = NOWHERE
         self.best: Any = NOWHERE
         self.file: Any = NOWHERE

@@ -20,6 +20,8 @@ from jrnn.train.config import TrainConfig
 from jrnn.train.loggers import Logger, Values
 from jrnn.train.step import Measured
 from jrnn.train.tasks import Task
+from jrnn.train.tasks.task import Metrics
+from jrnn.train.toml_codec import Tables
 
 _OF_TRAINING = ("step", "loss", "gradient_norm", "items_per_second", "refused", "validation_loss")
 Step = Annotated[int, AtLeast(0, 2**63 - 1)]  # the number of a step in a file
@@ -68,7 +70,7 @@ class MetricsFile:
             logger.close()
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[Tables]:
     """Returns the complete lines of a metrics file; none if there is no file. Raises DataError if it cannot be read."""
     return [record for _, record in _whole_lines(path)]
 
@@ -97,7 +99,7 @@ def best_first(steps: Iterable[int], losses: Mapping[int, float]) -> list[int]:
     return sorted(steps, key=rank)
 
 
-def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _whole_lines(path: Path) -> Iterator[tuple[str, Tables]]:
     """Yields lines and their records, except for lines that were cut off when the process was killed."""
     if not kind_of(path):
         return
@@ -110,7 +112,7 @@ def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield line, values
 
 
-def own(values: Any, where: str) -> dict[str, float]:
+def own(values: Any, where: str) -> Metrics:
     """Returns the metrics that a function of a user returned, as Python numbers.
 
     Raises:

@@ -24,7 +24,6 @@ import tomllib
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jax
 from flax.traverse_util import flatten_dict
@@ -39,9 +38,7 @@ from jrnn.train.devices import ProcessLost
 from jrnn.train.optimizers import follows_the_run
 from jrnn.train.tasks import Task
 from jrnn.train.tasks.task import COMPANIONS
-from jrnn.train.toml_codec import encode
-
-Tables = dict[str, Any]
+from jrnn.train.toml_codec import Tables, encode
 
 PATHS = {
     "data": ("path",),

@@ -22,7 +22,7 @@ from jrnn.files import new_folder, write_whole
 from jrnn.files.corpus.corpus import TOKENIZER
 from jrnn.models import LanguageModel, generation, save_state
 from jrnn.models.generation import check_tokens
-from jrnn.nn.checks import check_array, check_features, check_flags, check_lengths
+from jrnn.nn.checks import Shape, check_array, check_features, check_flags, check_lengths
 from jrnn.nn.sequences import in_rows
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.exports import EXPORTS
@@ -346,7 +346,7 @@ class TrainedModel:
         write(outputs, (jnp.zeros((n, t, *features), kind),), names, path)
 
     @property
-    def _input(self) -> tuple[Any, tuple[int, ...]]:
+    def _input(self) -> tuple[Any, Shape]:
         """The type of the inputs, and their axes after N and T."""
         if self._reads_tokens:
             return jnp.int32, ()
@@ -420,7 +420,7 @@ class TrainedModel:
         return origin.units[1](y), state
 
 
-def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def _shapes(state: Mapping[str, Any]) -> dict[str, Shape]:
     return {name: jnp.shape(leaf) for name, leaf in state.items()}
 
 

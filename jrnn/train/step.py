@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -18,13 +18,13 @@ import numpy as np
 import optax
 
 from jrnn.errors import ConfigError
+from jrnn.nn.checks import Shape
 from jrnn.train.config import Config
 from jrnn.train.models.interface import CARRY_AXIS, Carry, Model, Outcome, Params
 from jrnn.train.optimizers import make_optimizer, name_of, trained
 from jrnn.train.tasks import Batch, Task
+from jrnn.train.tasks.task import Axes
 from jrnn.train.toml_codec import hint
-
-Axes = Mapping[str, int]
 
 
 class State(NamedTuple):
@@ -64,7 +64,7 @@ class Recipe(NamedTuple):
 
     optimizer: optax.GradientTransformationExtraArgs
     config: Config
-    axes: Mapping[str, int] = {}
+    axes: Axes
 
     @classmethod
     def of(cls, config: Config, axes: Axes) -> Recipe:
@@ -321,7 +321,7 @@ def make_validation(
     return validate
 
 
-def _shapes(batch: Batch) -> list[tuple[int, ...]]:
+def _shapes(batch: Batch) -> list[Shape]:
     return list(map(np.shape, jax.tree.leaves(batch)))
 
 

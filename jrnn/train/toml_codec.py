@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 from jrnn.errors import ConfigError, near
 from jrnn.files import AtLeast, checked, read_text
 
-Tables = Mapping[str, Any]
+Tables = dict[str, Any]
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ def imply_file(config: Any, what: str) -> None:
         raise ConfigError(f'data.source = "file" needs data.path, the path of {what}')
 
 
-def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
+def read_toml(path: Path, hint: str = "") -> Tables:
     """Returns the tables of a TOML file; raises ConfigError if it is missing (with the hint) or is not TOML."""
     text = read_text(path, ConfigError, missing=hint)
     try:
@@ -83,7 +83,7 @@ def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
         raise ConfigError(f"{path}: is not TOML: nested too deeply") from None
 
 
-def override(tables: Tables, assignments: Iterable[str]) -> dict[str, Any]:
+def override(tables: Tables, assignments: Iterable[str]) -> Tables:
     """Returns the tables with `a.b=value` assignments applied; a value that is not TOML is taken as a string.
 
     Numbers and booleans may be written as in Python, too.

@@ -10,6 +10,7 @@ from jrnn.convert.emitter import BOOL, FLOAT, INT32, Blob, Emitter, Value, rule
 from jrnn.convert.rules.elementwise_rules import is_static, spread_to
 from jrnn.errors import ConversionError
 from jrnn.jaxprs.flat import FlatEquation
+from jrnn.nets.ir import Shape
 
 
 @rule("reshape", "squeeze")
@@ -35,7 +36,7 @@ def _(e: Emitter, node: FlatEquation, x, *sizes):
     return replace(e.reshaped(replace(x, shape=x.own_shape), own_shape), shape=shape)
 
 
-def sizes_at(x: Value, axes: Iterable[int]) -> tuple[int, ...]:
+def sizes_at(x: Value, axes: Iterable[int]) -> Shape:
     """The sizes of some axes of x, in their order."""
     return tuple(x.shape[axis] for axis in axes)
 

@@ -27,6 +27,7 @@ from jrnn.models.family import (
     under,
 )
 from jrnn.models.model_config import ACTIVATIONS
+from jrnn.nn.checks import Shape
 from jrnn.nn.span import along_last, heads, rms_norm
 
 
@@ -89,7 +90,7 @@ class ChannelMixing(Block):
     act: str
     key: tuple[str, str]
     gate: tuple[str, str] | None
-    shape: tuple[int, ...]
+    shape: Shape
 
     def tensors(self) -> Shapes:
         d = self.width

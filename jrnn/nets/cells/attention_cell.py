@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from jrnn.errors import NetError, near
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.cells.base import Cell, StateSpec, StepInputs, fully_connected, without_padding
+from jrnn.nets.ir import Names
 from jrnn.nets.recurrent_networks import RecurrentState
 
 KINDS = ("regular", "recurrent", "dot", "coverage")
@@ -104,7 +105,7 @@ class AttentionCell(Cell):
         return self.encoder.lengths is not None and self.encoder.mask_padding
 
     @property
-    def recompute(self) -> tuple[str, ...]:
+    def recompute(self) -> Names:
         names = [f"decoder/{name}" for name in self.decoder.recompute]
         if self.memory_optimization and self.kind != "dot":
             names.insert(0, "decoder_hidden_encoder_outputs_sum")

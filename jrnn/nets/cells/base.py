@@ -9,10 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jrnn.errors import NetError
 from jrnn.nets.builder import NetBuilder
+from jrnn.nets.ir import Ints, Names, Values
 from jrnn.nets.recurrent_networks import RecurrentState, recurrent_net, unrolled_net
 
 
@@ -79,7 +79,7 @@ class Cell(ABC):
         return 0
 
     @property
-    def recompute(self) -> tuple[str, ...]:
+    def recompute(self) -> Names:
         """Blobs of the step that the backward pass computes again."""
         return ()
 
@@ -129,7 +129,7 @@ class RunOptions:
             then takes only initial states [1, N, H].
     """
 
-    outputs_with_grads: tuple[int, ...] | None = None
+    outputs_with_grads: Ints | None = None
     forward_only: bool = False
     mask_padding: bool = True
     unroll_steps: int | None = None
@@ -195,7 +195,7 @@ def run_cell(
         new = cell.step(step, at, previous)
 
         # The loop, or a copy of the step net for each step.
-        common: dict[str, Any] = {
+        common: Values = {
             "step_net": step.build(outputs=new),
             "inputs": [(input_t, prepared)],
             "links": dict(zip(previous, new)),

@@ -23,6 +23,7 @@ from jrnn.nets.cells.lstm import (
     MILSTMCell,
 )
 from jrnn.nets.cells.wrappers import StackedCell
+from jrnn.nets.ir import Names, Values
 from jrnn.nets.recurrent_networks import RecurrentState
 
 
@@ -30,7 +31,7 @@ from jrnn.nets.recurrent_networks import RecurrentState
 class _Named:
     """Iterates over its blobs in the order of its fields, which is Caffe2's order."""
 
-    _made_of_others: ClassVar[tuple[str, ...]] = ()  # fields that are left out
+    _made_of_others: ClassVar[Names] = ()  # fields that are left out
 
     def __iter__(self) -> Iterator[str]:
         for field in fields(self):
@@ -202,7 +203,7 @@ class Layers(Generic[Outputs]):
         layers = []
         for first in range(0, len(run.states), count):
             layers.append(self.layer(*_blobs(run.states[first : first + count])))
-        results: dict[str, Any] = asdict(layers[-1])
+        results: Values = asdict(layers[-1])
         results["layers"] = tuple(layers)
         if self.outputs is LRUOutputs:
             results["output"] = run.output

@@ -10,7 +10,7 @@ from typing import TypeVar
 from jrnn.errors import NetError
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.cells.base import Cell, StateSpec, StepInputs
-from jrnn.nets.ir import Names, Op
+from jrnn.nets.ir import Ints, Names, Op
 from jrnn.nets.recurrent_networks import RecurrentState
 
 Value = TypeVar("Value")  # anything that each state of a cell has
@@ -28,7 +28,7 @@ class StackedCell(Cell):
     """
 
     cells: tuple[Cell, ...]
-    residual: tuple[int, ...] = ()
+    residual: Ints = ()
 
     def __post_init__(self):
         for i in self.residual:

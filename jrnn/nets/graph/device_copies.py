@@ -22,7 +22,7 @@ from jrnn.nets.graph.ssa import (
     place_of,
     versioned,
 )
-from jrnn.nets.ir import DeviceOption, Net, Op, nets_of
+from jrnn.nets.ir import Blobs, DeviceOption, Net, Op, Values, nets_of
 
 # Copies between devices, with the devices of their input and output.
 COPIES = {"CopyCPUToGPU": ("cpu", "gpu"), "CopyGPUToCPU": ("gpu", "cpu")}
@@ -229,8 +229,8 @@ def _can_read(op: Op, access: Access, old: str, new: str) -> bool:
 
 
 def get_params_from_init_net(
-    init_net: Net, run: Callable[[Net, dict[str, Any]], Mapping[str, Any]]
-) -> tuple[dict[str, Any], dict[str, DeviceOption]]:
+    init_net: Net, run: Callable[[Net, Values], Blobs]
+) -> tuple[Values, dict[str, DeviceOption]]:
     """Returns the values of an init net's external outputs, and the device on which each was made.
 
     Args:

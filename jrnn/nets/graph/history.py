@@ -14,11 +14,10 @@ Up to version 5, step nets are text, which the reader of nets parses; an empty t
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from jrnn.errors import NetError, near
 from jrnn.nets.graph.ssa import place_of
-from jrnn.nets.ir import Net, Op
+from jrnn.nets.ir import Ints, Net, Op, Values
 
 STEP_NETS = ("step_net", "backward_step_net")
 FORGOTTEN = (
@@ -85,7 +84,7 @@ def upgrade_arguments(op: Op, inputs: Sequence[str]) -> Op:
 
     An operator that has them already does not change.
     """
-    changes: dict[str, Any] = {}
+    changes: Values = {}
     for name in STEP_NETS:
         value = op.arg(name)
         if value == b"":
@@ -127,7 +126,7 @@ def upgrade_arguments(op: Op, inputs: Sequence[str]) -> Op:
     return op.with_args(changes) if changes else op
 
 
-def _positions(argument: str, names: Sequence[str], inputs: Sequence[str]) -> tuple[int, ...]:
+def _positions(argument: str, names: Sequence[str], inputs: Sequence[str]) -> Ints:
     for name in names:
         if name not in inputs:
             raise NetError(
@@ -142,11 +141,11 @@ def _input(argument: str, k: int, inputs: Sequence[str]) -> str:
     return inputs[k]
 
 
-def _without_scratch(op: Op, inputs: Sequence[str]) -> dict[str, Any]:
+def _without_scratch(op: Op, inputs: Sequence[str]) -> Values:
     """Returns the lists of links without those to scratch blobs, which only stored local blobs of a step."""
     sequences = {*inputs, *op.names("recurrent_states")}
     gradients = {name + "_grad" for name in sequences}
-    changes: dict[str, Any] = {}
+    changes: Values = {}
     for prefix, targets in (("", sequences), ("backward_", gradients)):
         links = zip(
             op.names(f"{prefix}link_internal"),

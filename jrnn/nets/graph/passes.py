@@ -26,7 +26,17 @@ from jrnn.nets.graph.scope import (
     workspace_outputs,
 )
 from jrnn.nets.graph.ssa import Flow, Versioned, with_live_ops
-from jrnn.nets.ir import DeviceOption, Net, Op, inputs_of, map_ops, nets_of, written_by
+from jrnn.nets.ir import (
+    Blobs,
+    DeviceOption,
+    Net,
+    Op,
+    Values,
+    inputs_of,
+    map_ops,
+    nets_of,
+    written_by,
+)
 
 
 def remove_dead_end_ops(net: Net) -> Net:
@@ -165,7 +175,7 @@ class MemoryReport:
 
 
 def optimize_memory(
-    net: Net, shapes: Mapping[str, Any], static_blobs: Collection[str] = ()
+    net: Net, shapes: Blobs, static_blobs: Collection[str] = ()
 ) -> tuple[Net, MemoryReport]:
     """Gives one name to blobs that are never needed at the same time; returns the net and what that saves.
 
@@ -281,8 +291,8 @@ def _path(flow: Flow, source: Versioned, target: Versioned) -> list[int]:
 
 
 def remove_reshape_for_fc(
-    predict_net: Net, params: Mapping[str, Any], shapes: Mapping[str, Sequence[int]] | None = None
-) -> tuple[Net, dict[str, Any]]:
+    predict_net: Net, params: Blobs, shapes: Mapping[str, Sequence[int]] | None = None
+) -> tuple[Net, Values]:
     """Removes the Reshapes that only feed FC operators; returns the net and the parameters that it still needs.
 
     A Reshape is removed, with the operators that compute its shape, if FC operators are its only readers, and these

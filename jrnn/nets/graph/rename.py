@@ -25,17 +25,15 @@ from jrnn.nets.graph.scope import (
     workspace_of,
 )
 from jrnn.nets.graph.ssa import Access, Versioned, check_index, get_accesses, place_of
-from jrnn.nets.ir import Arg, Net, Op, map_ops, nets_of
-
-Names = Mapping[str, str]
+from jrnn.nets.ir import Arg, Names, Net, Op, Renames, map_ops, nets_of
 
 
-def new_names(names: Iterable[str], new: Names) -> tuple[str, ...]:
+def new_names(names: Iterable[str], new: Renames) -> Names:
     """Returns names, each replaced by its new name if it has one."""
     return tuple(new.get(name, name) for name in names)
 
 
-def _map_names(arg: Arg, names: Names) -> Arg:
+def _map_names(arg: Arg, names: Renames) -> Arg:
     """Returns an argument with its strings replaced; other values are unchanged."""
     if arg.kind not in ("s", "strings") or isinstance(arg.value, Net):
         return arg
@@ -43,12 +41,12 @@ def _map_names(arg: Arg, names: Names) -> Arg:
     return replace(arg, value=changed if arg.kind == "strings" else changed[0])
 
 
-def _merged(first: Names, second: Names) -> Names:
+def _merged(first: Renames, second: Renames) -> Renames:
     """Merges two maps; the first one wins. The same large map is not copied."""
     return first if first is second else {**second, **first}
 
 
-def _gradient_name(name: str, blobs: Names) -> str:
+def _gradient_name(name: str, blobs: Renames) -> str:
     """Returns the new name of a gradient whose blob is renamed; other names are unchanged."""
     blob = name.removesuffix(GRADIENT_SUFFIX)
     if blob == name or blob not in blobs:
@@ -56,7 +54,7 @@ def _gradient_name(name: str, blobs: Names) -> str:
     return blobs[blob] + GRADIENT_SUFFIX
 
 
-def _rename_arg(arg: Arg, read: Names, written: Names, inner: Names) -> Arg:
+def _rename_arg(arg: Arg, read: Renames, written: Renames, inner: Renames) -> Arg:
     if arg.name in READ_NAMES:
         return _map_names(arg, _merged(read, written))
     if arg.name in WRITTEN_NAMES:
@@ -123,7 +121,7 @@ def _with_param_grads(op: Op) -> Op:
     return op.with_args({"param_grads": [inputs[k] + GRADIENT_SUFFIX for k in params]})
 
 
-def _in_step_nets(op: Op, names: Names) -> dict[str, str]:
+def _in_step_nets(op: Op, names: Renames) -> dict[str, str]:
     """Returns the part of `names` that step nets see."""
     seen = step_reads(op)
     changes = {name: names[name] for name in seen if names.get(name, name) != name}
@@ -132,7 +130,7 @@ def _in_step_nets(op: Op, names: Names) -> dict[str, str]:
     return changes
 
 
-def _check_not_local(op: Op, names: Names, local: Collection[str]) -> None:
+def _check_not_local(op: Op, names: Renames, local: Collection[str]) -> None:
     for old, new in names.items():
         if new in local:
             raise NetError(
@@ -140,7 +138,7 @@ def _check_not_local(op: Op, names: Names, local: Collection[str]) -> None:
             )
 
 
-def rename_in_op(op: Op, read: Names, written: Names) -> Op:
+def rename_in_op(op: Op, read: Renames, written: Renames) -> Op:
     """Renames the blobs that `op` reads and writes; names not in the maps stay.
 
     Raises:
@@ -155,7 +153,7 @@ def rename_in_op(op: Op, read: Names, written: Names) -> Op:
         return new_op
 
     # The names in sub-nets, which follow from the kind of workspace.
-    inner: Names = {}
+    inner: Renames = {}
     args = op.args
     if has_sub_nets(op):
         changed = op
@@ -177,7 +175,7 @@ def rename_in_op(op: Op, read: Names, written: Names) -> Op:
     return new_op
 
 
-def rename_in_workspace(op: Op, names: Mapping[str, str], *, top: bool = True) -> Op:
+def rename_in_workspace(op: Op, names: Renames, *, top: bool = True) -> Op:
     """Renames blobs in `op`: its own (`top`), and the blobs of sub-nets in its workspace, but no argument values."""
 
     def rename_inner(inner: Op) -> Op:
@@ -190,7 +188,7 @@ def rename_in_workspace(op: Op, names: Mapping[str, str], *, top: bool = True) -
     return op.map_sub_nets(lambda net: map_ops(net, rename_inner))
 
 
-def rename_blobs(net: Net, names: Names) -> Net:
+def rename_blobs(net: Net, names: Renames) -> Net:
     """Renames every version of the blobs in `names`, also in sub-nets that see them.
 
     Two blobs may get one name; the caller must ensure that this keeps the meaning.
@@ -262,7 +260,7 @@ def _check_fresh(new_name: str, nets: list[Net]) -> None:
             )
 
 
-def _item(what: str, names: tuple[str, ...], index: int, where: str) -> str:
+def _item(what: str, names: Names, index: int, where: str) -> str:
     if not 0 <= index < len(names):
         raise NetError(
             f"{where} has {len(names)} {what}s, number {index} was asked for; count from 0"
@@ -385,7 +383,7 @@ def number_init_net(init_net: Net) -> Net:
 
 
 def clone_and_bind(
-    net: Net, name: str, prefix: str, blob_remap: Mapping[str, str] | None = None
+    net: Net, name: str, prefix: str, blob_remap: Renames | None = None
 ) -> tuple[Net, dict[str, str]]:
     """Copies `net` under another name, with new names for the blobs that it writes.
 

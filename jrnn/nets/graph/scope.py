@@ -14,7 +14,7 @@ import enum
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from jrnn.nets.ir import Net, Op, nets_of, written_by
+from jrnn.nets.ir import NameSet, Net, Op, nets_of, written_by
 
 # Arguments with names of outer blobs. If an operator reads one version of a blob and writes another, the first kind refers
 # to the version that it reads, and the second to the one that it writes.
@@ -91,7 +91,7 @@ def step_reads(op: Op) -> list[str]:
 
     The operator fills the other names, or a step net writes them before it reads them.
     """
-    read: dict[str, None] = {}
+    read: NameSet = {}
     local = set(bound_names(op))
     for net in nets_of(op):
         names = reads(net)
@@ -133,7 +133,7 @@ def free_names(op: Op) -> list[str]:
 def reads(net: Net) -> list[str]:
     """Returns the blobs that operators of `net` read before one of them writes it, each once, in order."""
     written: set[str] = set()
-    read: dict[str, None] = {}
+    read: NameSet = {}
     for op in net.ops:
         for name in (*op.inputs, *free_names(op)):
             if name not in written:

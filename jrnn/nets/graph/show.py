@@ -1,18 +1,18 @@
 """Nets as a text listing, and as a graph in the DOT language."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from jrnn.errors import printable
 from jrnn.nets.graph.scope import free_names
-from jrnn.nets.ir import Arg, DeviceOption, Message, Net, Numbers, Op
+from jrnn.nets.ir import Arg, Blobs, DeviceOption, Message, Net, Numbers, Op
 
 _LONGEST_LIST = 8
 _LONGEST_TEXT = 60
 _DEVICES = {0: "CPU", 1: "CUDA"}
 
 
-def show(net: Net, shapes: Mapping[str, Any] | None = None) -> str:
+def show(net: Net, shapes: Blobs | None = None) -> str:
     """Lists `net` as text: one line for each operator, with sub-nets indented below it.
 
     Args:
@@ -27,7 +27,7 @@ def show(net: Net, shapes: Mapping[str, Any] | None = None) -> str:
     return "\n".join(map(printable, _lines(net, shapes or {}, "net")))
 
 
-def _lines(net: Net, shapes: Mapping[str, Any], label: str) -> Iterator[str]:
+def _lines(net: Net, shapes: Blobs, label: str) -> Iterator[str]:
     words = [f"{label} {net.name}".rstrip()]
     if net.type:
         words.append(f"[{net.type}]")
@@ -41,7 +41,7 @@ def _lines(net: Net, shapes: Mapping[str, Any], label: str) -> Iterator[str]:
                 yield "    " + line
 
 
-def _op(op: Op, shapes: Mapping[str, Any]) -> str:
+def _op(op: Op, shapes: Blobs) -> str:
     words = []
     if op.outputs:
         words += [", ".join(_blob(name, shapes) for name in op.outputs), "="]
@@ -59,7 +59,7 @@ def _op(op: Op, shapes: Mapping[str, Any]) -> str:
     return " ".join(words) + _device(op.device_option)
 
 
-def _blob(name: str, shapes: Mapping[str, Any]) -> str:
+def _blob(name: str, shapes: Blobs) -> str:
     known = shapes.get(name)
     if known is None or not hasattr(known, "shape"):  # a workspace has none
         return name

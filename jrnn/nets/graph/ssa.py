@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from jrnn.errors import NetError, describe_op, near
 from jrnn.nets.graph.scope import free_names, keeps_outputs, reads
-from jrnn.nets.ir import Net, Op, written_by
+from jrnn.nets.ir import Names, NameSet, Net, Op, written_by
 
 KnownVersions = Mapping[str, int]  # of blobs, to continue from
 Versions = dict[str, int]  # the version of each blob
@@ -77,7 +77,7 @@ class Access:
 
     reads: Versions
     writes: Versions
-    updates: tuple[str, ...] = ()
+    updates: Names = ()
 
 
 def get_accesses(
@@ -160,7 +160,7 @@ class Flow:
 
 def get_undefined_blobs(ssa: Ssa) -> list[str]:
     """Returns the blobs that are read before any operator writes them, in the order of their first use."""
-    undefined: dict[str, None] = {}
+    undefined: NameSet = {}
     for read, _ in ssa:
         for name, version in read:
             if version == 0:

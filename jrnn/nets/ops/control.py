@@ -22,8 +22,8 @@ from jrnn.loops import scan
 from jrnn.loops.while_loops.trips import run_trips
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.graph.ssa import writers
-from jrnn.nets.ir import Blobs, Net, Op, written_by
-from jrnn.nets.lowering import Context, Freed, Values, execute
+from jrnn.nets.ir import Blobs, Net, Op, Values, written_by
+from jrnn.nets.lowering import Context, Freed, execute
 from jrnn.nets.memory import size_of
 from jrnn.nets.ops.values import raise_if
 from jrnn.nets.registry import frees, op

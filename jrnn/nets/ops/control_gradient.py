@@ -4,7 +4,7 @@ A gradient Do runs the gradient of its net in the workspace that the forward Do 
 was taken. A gradient While repeats the trips in reverse: it runs while there is a stored workspace.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from jrnn.errors import GradientError
@@ -12,7 +12,7 @@ from jrnn.nets.autodiff import BackwardPass, backward_pass
 from jrnn.nets.gradient_maker import Gradient, GradientMaker, GradientSlice
 from jrnn.nets.graph.rename import new_names
 from jrnn.nets.graph.scope import reads
-from jrnn.nets.ir import Net, Op, written_by
+from jrnn.nets.ir import NameSet, Net, Op, Renames, written_by
 from jrnn.nets.ops.control import bindings
 from jrnn.nets.registry import ACCUMULATE, SAVE, SEED, gradient
 
@@ -112,13 +112,13 @@ def _outer_values(g: GradientMaker, ops: Iterable[Op]) -> dict[str, str]:
     return values
 
 
-def _renamed(op: Op, names: Mapping[str, str]) -> Op:
+def _renamed(op: Op, names: Renames) -> Op:
     return replace(op, inputs=new_names(op.inputs, names), outputs=new_names(op.outputs, names))
 
 
 def _branch_gradient(
-    net: Net, arriving: Mapping[str, str], external: Iterable[str]
-) -> tuple[BackwardPass, dict[str, None]]:
+    net: Net, arriving: Renames, external: Iterable[str]
+) -> tuple[BackwardPass, NameSet]:
     """The backward pass of a net that runs in its operator's workspace; it must not need copies of overwritten blobs.
 
     Returns the blobs that the net writes, too.
@@ -187,7 +187,7 @@ def if_gradient_maker(g):
     values = _outer_values(g, [*nets[0], *nets[1]])
 
     gradient_nets = {}
-    written: dict[str, None] = {}
+    written: NameSet = {}
     condition = g.input(0)
     read = {condition: None}
     for argument, net, ops in zip(BRANCHES, branches, nets):

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jrnn.errors import OpError
+from jrnn.nets.ir import Ints
 from jrnn.nets.ops.reduce import mean_of, reduced_axes
 from jrnn.nets.ops.values import (
     as_float,
@@ -58,7 +59,7 @@ def normalize_l1(x, *, axis: int = -1):
 
 
 @op_with_vjp("Moments", outputs=2, gradient="MomentsGradient(dy, dy1, x, y)")
-def moments(x, *, axes: tuple[int, ...] = (), keepdims: bool = True):
+def moments(x, *, axes: Ints = (), keepdims: bool = True):
     """The mean and the (biased) variance over `axes` (default: all)."""
     over = reduced_axes(axes, x.ndim)
     mean = mean_of(x, over)

@@ -31,8 +31,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jrnn.errors import OpError
 from jrnn.loops import scan
 from jrnn.nets.graph.ssa import undeclared_reads
-from jrnn.nets.ir import Blobs, Names, Op, written_by
-from jrnn.nets.lowering import RECOMPUTED, Context, Values, execute
+from jrnn.nets.ir import Blobs, Names, NameSet, Op, Shape, Values, written_by
+from jrnn.nets.lowering import RECOMPUTED, Context, execute
 from jrnn.nets.ops.recurrent_wiring import Link, Wiring, parse
 from jrnn.nets.ops.stopped_outputs import stop_outputs
 from jrnn.nets.registry import op
@@ -209,7 +209,7 @@ def run_forward(w: Wiring, blobs: Blobs, keep: Names, context: Context) -> Forwa
     written = written_by(w.step_net.ops)
     reads: dict[str, list[Link]] = {state: [] for state in w.states}
     writes: dict[str, list[Link]] = {state: [] for state in w.states}
-    results: dict[str, None] = {}
+    results: NameSet = {}
     for state in w.states:
         for link in w.state_links(state):
             if link.internal in written:
@@ -370,7 +370,7 @@ def _new_slot(link: Link, env: Blobs, before: Any) -> Any:
     return new
 
 
-def _larger_than_1(shape: tuple[int, ...]) -> list[int]:
+def _larger_than_1(shape: Shape) -> list[int]:
     return [size for size in shape if size != 1]
 
 

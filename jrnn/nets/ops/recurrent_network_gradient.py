@@ -17,7 +17,7 @@ from jax import lax
 from jrnn.errors import GradientError, NetError, OpError
 from jrnn.loops import scan
 from jrnn.nets.graph.history import check_gradient_version
-from jrnn.nets.ir import Blobs, Names, Op, written_by
+from jrnn.nets.ir import Blobs, Names, Op, Values, written_by
 from jrnn.nets.lowering import Context, execute
 from jrnn.nets.ops.recurrent_network import (
     StepWorkspaces,
@@ -270,7 +270,7 @@ class _Backward:
                     "of a state whose initial slots are overwritten is not defined"
                 )
             start[s] = jnp.zeros((length, *self.first[s].shape[1:]), self.first[s].dtype)
-        every_step: dict[str, Any] = {}
+        every_step: Values = {}
         for alias in self.w.aliases:
             if alias.dst not in arriving:
                 continue

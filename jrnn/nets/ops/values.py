@@ -13,6 +13,7 @@ import numpy as np
 from jrnn.errors import OpError
 from jrnn.errors import describe_value as describe
 from jrnn.jaxprs.jax_internals import is_traced
+from jrnn.nets.ir import Shape
 
 # TensorProto.DataType: the numbers that arguments such as `dtype` hold. STRING has no dtype.
 STRING = 4
@@ -44,7 +45,7 @@ def check_rank(x: Any, rank: int, name: str) -> None:
     raise_if(len(x.shape) != rank, f"it must have {rank} dimension{'s' * (rank != 1)}", **{name: x})
 
 
-def check_shape(x: Any, shape: tuple[int, ...], name: str) -> None:
+def check_shape(x: Any, shape: Shape, name: str) -> None:
     """Raises OpError unless `x` has this shape."""
     raise_if(x.shape != tuple(shape), f"its shape must be {list(shape)}", **{name: x})
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import OpError
+from jrnn.nets.ir import Values
 from jrnn.nets.ops.values import describe
 from jrnn.nets.registry import DECLARED, F, op
 
@@ -80,9 +81,7 @@ def _parameter(name: str, blobs: Mapping[str, inspect.Parameter], least: int) ->
     return inspect.Parameter(name, kind, default=None if is_optional else inspect.Parameter.empty)
 
 
-def _assigned(
-    reads: list[str], values: tuple, blobs: list[str]
-) -> tuple[dict[str, Any], dict[int, Any]]:
+def _assigned(reads: list[str], values: tuple, blobs: list[str]) -> tuple[Values, dict[int, Any]]:
     """The inputs of the forward function by name, in its order, and the gradients that arrive, by output."""
     several = [f"#{k}" for k in range(len(values) - len(reads) + 1)]  # what `*` stands for
     names = list(reads)

@@ -16,8 +16,8 @@ import numpy as np
 
 from jrnn.errors import JrnnError, PlanError, near, printable
 from jrnn.nets.graph.scope import reads
-from jrnn.nets.ir import Blobs, ExecutionStep, Net, Plan, written_by
-from jrnn.nets.lowering import Freed, Values, run_net, without_sources
+from jrnn.nets.ir import Blobs, ExecutionStep, Names, Net, Plan, Values, written_by
+from jrnn.nets.lowering import Freed, run_net, without_sources
 
 Nets = dict[str, Net]
 
@@ -188,7 +188,7 @@ class _Execution:
             ws[blob] = results.get(blob, Freed(f"net {name!r}"))
 
 
-def _own_nets(step: ExecutionStep) -> tuple[str, ...]:
+def _own_nets(step: ExecutionStep) -> Names:
     """Returns the names of the nets that a step runs itself."""
     if step.report_net:
         return (*step.networks, step.report_net)

@@ -15,7 +15,7 @@ from google.protobuf.message import Message as ProtoMessage
 
 from jrnn.errors import FormatError
 from jrnn.files import open_file, read_rest, write_whole
-from jrnn.nets.ir import ExecutionStep, Net, Plan
+from jrnn.nets.ir import ExecutionStep, Net, Plan, Values
 from jrnn.nets.proto.messages import (
     DEFAULT_LIMITS,
     Limits,
@@ -192,7 +192,7 @@ def _read_plan_bytes(data: bytes, limits: Limits) -> Plan:
 
 def _to_step(m: Any) -> ExecutionStep:
     try:
-        values: dict[str, Any] = {}
+        values: Values = {}
         for name in _STEP_FIELDS:
             if m.HasField(name):
                 values[name] = getattr(m, name)

@@ -15,7 +15,7 @@ import numpy as np
 
 from jrnn.errors import FormatError, needs_extra
 from jrnn.files import open_file, write_whole
-from jrnn.nets.ir import Names, Net
+from jrnn.nets.ir import Blobs, Names, Net
 from jrnn.nets.proto.codec import read_source
 from jrnn.nets.proto.messages import (
     DEFAULT_LIMITS,
@@ -116,7 +116,7 @@ def _content(holder: Any) -> bytes:
     return bytes(holder.content)
 
 
-def _of_kind(blobs: Mapping[str, Any], kind: str, default: Any) -> Any:
+def _of_kind(blobs: Blobs, kind: str, default: Any) -> Any:
     """Returns the entry under `kind`, or under `kind_NAME` if the model has a name."""
     keys = [key for key in blobs if key == kind or key.startswith(kind + "_")]
     if len(keys) > 1:

@@ -21,8 +21,8 @@ from jax.typing import DTypeLike
 
 from jrnn import jaxprs
 from jrnn.errors import LayerError
-from jrnn.nn.checks import check_integer
-from jrnn.nn.params import Params
+from jrnn.nn.checks import Shape, check_integer
+from jrnn.nn.params import Arrays, Params
 from jrnn.nn.recurrent import ParameterTable, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
 from jrnn.nn.span import Pair, PyTree, Span, along_last, heads
@@ -132,7 +132,7 @@ class LRU(_ComplexState):
         }
         return later | normal | {"D": (initializers.normal(1.0), (d,))}
 
-    def _initial(self, key: Array, dtype: DTypeLike) -> dict[str, Array]:
+    def _initial(self, key: Array, dtype: DTypeLike) -> Arrays:
         of_radius, of_phase, key = jax.random.split(key, 3)
         low, high = self.ring
         # |lambda|^2 is uniform between the squares, so that lambda is uniform in the ring. 0 and 1 have no logarithm.
@@ -204,7 +204,7 @@ class S5(_ComplexState):
         }
         return later | {"D": (initializers.normal(1.0), (d,))}
 
-    def _initial(self, key: Array, dtype: DTypeLike) -> dict[str, Array]:
+    def _initial(self, key: Array, dtype: DTypeLike) -> Arrays:
         of_b, of_c, of_step, key = jax.random.split(key, 4)
         d = self.input_size
         h = self.hidden_size
@@ -276,7 +276,7 @@ class RGLRU(RecurrentLayer):
         k = self.num_heads
         start, _ = uniform(d // k, d // k)
 
-        def decay(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
+        def decay(key: Array, shape: Shape, dtype: DTypeLike = jnp.float32) -> Array:
             # a^8 is uniform in [0.9, 0.999]
             root = jax.random.uniform(key, shape, minval=0.9, maxval=0.999) ** (1 / 8)
             return (jnp.log(root) - jnp.log1p(-root)).astype(dtype)

@@ -18,7 +18,7 @@ from jax.nn import initializers
 from jax.typing import DTypeLike
 
 from jrnn.errors import LayerError
-from jrnn.nn.checks import check_integer
+from jrnn.nn.checks import Shape, check_integer
 from jrnn.nn.families.diagonal import check_heads
 from jrnn.nn.families.mamba_layer import state_space, time_steps
 from jrnn.nn.params import Params
@@ -287,7 +287,7 @@ class GatedDeltaNet(DeltaNet):
         v = self.value_size
         k = self.num_heads
 
-        def log_decays(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
+        def log_decays(key: Array, shape: Shape, dtype: DTypeLike = jnp.float32) -> Array:
             return jnp.log(initializers.uniform(16.0)(key, shape, dtype) + 1e-3)
 
         decays = {"W_a": uniform(k, d), "A_log": (log_decays, (k,)), "dt_bias": (time_steps, (k,))}

@@ -16,7 +16,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from jrnn.nn.checks import check_integer
+from jrnn.nn.checks import Shape, check_integer
 from jrnn.nn.families.diagonal import check_heads
 from jrnn.nn.params import Params
 from jrnn.nn.recurrent import Outputs, ParameterTable, RecurrentLayer, constant, uniform
@@ -24,7 +24,7 @@ from jrnn.nn.settings import spelled_out
 from jrnn.nn.span import Pair, PyTree, Span, along_last, heads, rms_norm
 
 
-def time_steps(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
+def time_steps(key: Array, shape: Shape, dtype: DTypeLike = jnp.float32) -> Array:
     """Biases whose softplus is between 0.001 and 0.1, uniform in its logarithm."""
     dt = jnp.exp(jax.random.uniform(key, shape, minval=math.log(0.001), maxval=math.log(0.1)))
     return jnp.log(jnp.expm1(dt)).astype(dtype)
@@ -81,7 +81,7 @@ class Mamba(RecurrentLayer):
         s = self.state_size
         rank = self.dt_rank
 
-        def log_states(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
+        def log_states(key: Array, shape: Shape, dtype: DTypeLike = jnp.float32) -> Array:
             return jnp.broadcast_to(jnp.log(jnp.arange(1, s + 1, dtype=dtype))[None], shape)
 
         return {
@@ -177,7 +177,7 @@ class Mamba2(RecurrentLayer):
         i = self.hidden_size
         k = self.num_heads
 
-        def log_decays(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
+        def log_decays(key: Array, shape: Shape, dtype: DTypeLike = jnp.float32) -> Array:
             return jnp.log(jax.random.uniform(key, shape, minval=1.0, maxval=16.0)).astype(dtype)
 
         return {

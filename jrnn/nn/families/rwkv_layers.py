@@ -17,9 +17,9 @@ from jax import Array
 from jax.nn import initializers
 from jax.typing import DTypeLike
 
-from jrnn.nn.checks import check_integer
+from jrnn.nn.checks import Shape, check_integer
 from jrnn.nn.families.diagonal import check_heads
-from jrnn.nn.params import Params
+from jrnn.nn.params import Arrays, Params
 from jrnn.nn.recurrent import Outputs, Parameter, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
 from jrnn.nn.span import Pair, PyTree, Span, along_last, heads, layer_norm, unit_length
@@ -59,7 +59,7 @@ class RWKV7(RecurrentLayer):
         d = self.input_size
         rank = self.rank
 
-        def decays(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
+        def decays(key: Array, shape: Shape, dtype: DTypeLike = jnp.float32) -> Array:
             # from slow to fast
             return (-6.0 + 5.0 * jnp.linspace(0.0, 1.0, shape[0]) ** 0.85 + 0.5).astype(dtype)
 
@@ -95,7 +95,7 @@ class RWKV7(RecurrentLayer):
 
 def time_mixing(
     p: Params,
-    mixed: dict[str, Array],
+    mixed: Arrays,
     S: Array,
     span: Span,
     count: int,

@@ -17,6 +17,7 @@ from jax import Array
 from jax.nn import initializers
 from jax.typing import DTypeLike
 
+from jrnn.nn.checks import Shape
 from jrnn.nn.families.diagonal import check_heads
 from jrnn.nn.params import Params
 from jrnn.nn.recurrent import Outputs, ParameterTable, RecurrentLayer, constant, uniform
@@ -26,7 +27,7 @@ from jrnn.nn.span import PyTree, Span, heads, layer_norm
 NEVER = -1e30  # the logarithm of a forget gate's past that is empty; exp of it is 0
 
 
-def forget_bias(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
+def forget_bias(key: Array, shape: Shape, dtype: DTypeLike = jnp.float32) -> Array:
     """Evenly spaced in [3, 6]: units remember for 20 to 400 steps."""
     return jnp.linspace(3.0, 6.0, shape[0]).astype(dtype)
 

@@ -8,7 +8,7 @@ stays on its way back. A fault in a function is usually a derivative rule of the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from jrnn.errors import GradientWarning, describe_op
 from jrnn.jaxprs import Eqn, Program, Var, evaluate, inlined, read, scan_counts, trace
 from jrnn.jaxprs.flat import source_of
 from jrnn.nets.graph.scope import Workspace, reads, workspace_of
-from jrnn.nets.ir import Names, Net, Op
+from jrnn.nets.ir import Blobs, Names, Net, Op, Renames, Values
 from jrnn.nets.lowering import run_net
 from jrnn.nets.ops.recurrent_network import initial_state
 from jrnn.nets.ops.recurrent_network_gradient import gradient_wiring
@@ -37,7 +37,7 @@ from jrnn.testing.gradients.written import fault_in_backward_step, written_gradi
 
 def check_gradients(
     net: Net,
-    blobs: Mapping[str, Any],
+    blobs: Blobs,
     loss: str | None = None,
     *,
     wrt: Iterable[str] | None = None,
@@ -326,7 +326,7 @@ def _seeds_of_step(w: Wiring, step: Subject) -> dict[str, str]:
     return seeds
 
 
-def _with_seeds(step: Subject, seeds: Mapping[str, str]) -> dict[str, Any]:
+def _with_seeds(step: Subject, seeds: Renames) -> Values:
     """The blobs of a step and the gradients of its outputs."""
     blobs = dict(step.blobs)
     for output, name in seeds.items():
@@ -334,7 +334,7 @@ def _with_seeds(step: Subject, seeds: Mapping[str, str]) -> dict[str, Any]:
     return blobs
 
 
-def _stored_gradients(w: Wiring, step: Subject) -> dict[str, Any]:
+def _stored_gradients(w: Wiring, step: Subject) -> Values:
     """The gradients of references and sequences that the backward step net writes, for the step's own seeds."""
     assert w.backward_step_net is not None
     blobs = _with_seeds(step, _seeds_of_step(w, step))
@@ -438,7 +438,7 @@ def _function_suffix(
     wrt = tuple(names_of_floats(blobs))
     outputs = {f"output {i}": s for i, s in enumerate(seeds)}
 
-    def function(point: Any) -> dict[str, Any]:
+    def function(point: Any) -> Values:
         known = dict(env)
         for name, value in point.items():
             known[names[name]] = value

@@ -26,6 +26,7 @@ from jrnn.jaxprs import (
 )
 from jrnn.jaxprs.flat import body_of, source_of
 from jrnn.jaxprs.jax_internals import function_name
+from jrnn.nets.ir import Values
 from jrnn.testing.gradients.report import Blobs
 
 STOP = "stop_gradient"
@@ -74,7 +75,7 @@ def holding(
         return None
     known = list(outputs)
 
-    def held(point: Blobs) -> dict[str, Any]:
+    def held(point: Blobs) -> Values:
         pairs = zip(values, [point[n] for n in names], strict=True)
         results = {}
         for name, (_, moved) in zip(known, _called(program, pairs, what), strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,13 +10,14 @@ import numpy as np
 
 from jrnn.jaxprs import Eqn, bind, interpreted, scan_counts, trace
 from jrnn.jaxprs.flat import body_of, source_of
+from jrnn.testing.gradients.report import Blobs
 
 NEAR = 1e-4  # of the distance to a kink, relative to the larger of 1 and the number; differences move a point by 6e-6
 _STEPS = 64  # of a loop that are looked at
 _PAIRS = {"max": "maximum", "min": "minimum", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
-def near_kinks(function: Callable, point: Mapping[str, Any]) -> list[str]:
+def near_kinks(function: Callable, point: Blobs) -> list[str]:
     """Describes the three kinks nearest to a point, the nearest first, each with its line; only those within NEAR.
 
     >>> import jax.numpy as jnp

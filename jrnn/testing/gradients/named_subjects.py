@@ -21,7 +21,7 @@ from jrnn.jaxprs import Eqn, all_equations, bind, interpreted, jaxpr_of, scan_co
 from jrnn.jaxprs.arguments import Call, arguments_of, call_of, path_of, required
 from jrnn.jaxprs.flat import body_of
 from jrnn.nets.autodiff import add_gradients
-from jrnn.nets.ir import Net
+from jrnn.nets.ir import Net, Values
 from jrnn.nets.lowering import run_net
 from jrnn.nets.proto import read_net
 from jrnn.testing.gradients.held import holding
@@ -76,12 +76,12 @@ def subject_of_function(
         else:
             fixed[name] = value
 
-    def function(point: Blobs) -> dict[str, Any]:
+    def function(point: Blobs) -> Values:
         given = jax.tree.map(jnp.asarray, fixed) | dict(point)
         tree = call.run([_joined(name, given) for name in names])
         leaves = tree_flatten_with_path(tree)[0]
         ends = results or _distinct([path_of("output", path) for path, _ in leaves])
-        outputs: dict[str, Any] = {}
+        outputs: Values = {}
         for end, (_, leaf) in zip(ends, leaves, strict=True):
             outputs.update(_parts(end, leaf))
         return outputs
@@ -95,7 +95,7 @@ def subject_of_function(
         ) from e
     seeds = seeds_of(call.name, shapes, point)
 
-    def smooth(point: Blobs) -> dict[str, Any]:
+    def smooth(point: Blobs) -> Values:
         """The outputs that have a gradient."""
         outputs = function(point)
         return {y: outputs[y] for y in outputs if y in seeds}
@@ -167,7 +167,7 @@ def _joined(name: str, values: Blobs) -> Any:
     return jax.lax.complex(values[f"{name}/real"], values[f"{name}/imag"])
 
 
-def _without_constants(net: Net) -> tuple[Net, dict[str, Any]]:
+def _without_constants(net: Net) -> tuple[Net, Values]:
     """The net without the operators that fill floats, and the float32 values that these fill."""
     constants = run_net(Net("constants", tuple(op for op in net.ops if not op.inputs)), {})
     floats = {}
@@ -205,7 +205,7 @@ def subject_of_file(
     return subject_of_net(net, {**blobs, **feeds}, loss, key=key)
 
 
-def _read(path: str, init: str | None, key: Any) -> tuple[Net, dict[str, Any]]:
+def _read(path: str, init: str | None, key: Any) -> tuple[Net, Values]:
     if init is not None or not Path(path).is_dir():
         try:
             return read_net(Path(path)), {} if init is None else run_net(

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from jrnn.errors import printable
 from jrnn.nets.graph.svg import escape, to_svg
-from jrnn.nets.ir import Names, Net
+from jrnn.nets.ir import Ints, Names, Net
 
 _WORST = 20  # blobs in the list
 _GOOD = "#b7e1b0"
@@ -58,11 +58,11 @@ class BlobAgreement:
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: Ints
     net_error: float | None
     difference_error: float
     checked: int
-    worst: tuple[int, ...]
+    worst: Ints
     values: tuple[float, float | None, float]
     agrees: bool
     of: str = ""
@@ -106,7 +106,7 @@ class WrittenFault:
     operator: str
     type: str
     blob: str
-    index: tuple[int, ...]
+    index: Ints
     values: tuple[float, float] | None
     reason: str = ""
     position: int = 0
@@ -139,7 +139,7 @@ class Fault:
     operator: str
     type: str
     blob: str
-    index: tuple[int, ...]
+    index: Ints
     values: tuple[float, float | None, float]
     inside: Fault | str | None = None
     cut: str | None = None

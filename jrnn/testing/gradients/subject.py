@@ -16,7 +16,7 @@ import numpy as np
 
 from jrnn.convert.package import outputs_of
 from jrnn.errors import GradientError, near
-from jrnn.nets.ir import Names, Net, Op
+from jrnn.nets.ir import Names, Net, Op, Values
 from jrnn.nets.lowering import to_jax, without_sources
 from jrnn.testing.gradients.report import Blobs
 from jrnn.testing.gradients.written import backward_part, seeds_in
@@ -58,7 +58,7 @@ class Subject:
     written: tuple[Op, ...] = ()
 
     @property
-    def point(self) -> dict[str, Any]:
+    def point(self) -> Values:
         return {n: jnp.asarray(self.blobs[n]) for n in self.wrt}
 
     @property

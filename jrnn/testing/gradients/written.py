@@ -18,7 +18,7 @@ from jrnn.errors import JrnnError, describe_op
 from jrnn.nets.autodiff import SUM_TAG, backward_pass
 from jrnn.nets.blobs import dense
 from jrnn.nets.gradient_maker import Gradient, GradientSlice, names_of
-from jrnn.nets.ir import Net, Op
+from jrnn.nets.ir import Net, Op, Renames
 from jrnn.nets.lowering import Context, LoweringOptions, execute
 from jrnn.nets.schedule import schedule
 from jrnn.testing.gradients.report import Blobs, WrittenFault
@@ -166,7 +166,7 @@ def written_gradients(
     return WrittenGradients(found, fault)
 
 
-def _renamed(gradient: Gradient, names: Mapping[str, str]) -> Gradient:
+def _renamed(gradient: Gradient, names: Renames) -> Gradient:
     if isinstance(gradient, GradientSlice):
         return GradientSlice(*(names.get(n, n) for n in gradient))
     return names.get(gradient, gradient)
@@ -277,7 +277,7 @@ def _fault_of(where: str, op: Op, name: str, value: Any, right: Any, other: Op) 
 def fault_in_backward_step(
     step: Net,
     backward: Net,
-    seeds: Mapping[str, str],
+    seeds: Renames,
     blobs: Blobs,
     key: Any,
     tolerance: float,

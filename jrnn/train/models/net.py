@@ -19,7 +19,7 @@ from jrnn.nets import registry
 from jrnn.nets.autodiff import GradientSlice, add_gradients
 from jrnn.nets.blobs import dense
 from jrnn.nets.graph import extract_sub_net
-from jrnn.nets.ir import Net, Op
+from jrnn.nets.ir import Net, Op, Values
 from jrnn.nets.lowering import to_jax
 from jrnn.train.models.interface import (
     DEFAULT,
@@ -85,7 +85,7 @@ class NetModel(Model):
             carry[name] = blobs[last].astype(like[name].dtype)
         return carry
 
-    def _blobs(self, params: Params, carry: Carry, batch: Any) -> dict[str, Any]:
+    def _blobs(self, params: Params, carry: Carry, batch: Any) -> Values:
         given = {**self.constants, **params, **carry}
         for blob, member in self.feeds.items():
             value = getattr(batch, member)
@@ -141,7 +141,7 @@ class NetModel(Model):
 
     def with_backward(
         self, params: Params, carry: Carry, batch: Any, key: Any
-    ) -> tuple[Net, dict[str, Any]]:
+    ) -> tuple[Net, Values]:
         """Returns the net with its backward operators, and its inputs."""
         return add_gradients(self._net(key), [self.loss_blob])[0], self._blobs(params, carry, batch)
 

@@ -22,6 +22,7 @@ from jrnn.nets.graph import extract_sub_net, upgrade
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import to_jax
 from jrnn.nets.proto import read_net
+from jrnn.nn.checks import Shape
 from jrnn.train.models.interface import Carry, Compute, Params, Signature
 from jrnn.train.models.net import NetModel, for_evaluation
 
@@ -231,7 +232,7 @@ def _shapes(
     feeds: Mapping[str, str],
     output: str,
     s: Signature,
-) -> tuple[dict[str, int], tuple[int, ...]]:
+) -> tuple[dict[str, int], Shape]:
     """Returns the size of each state, and the shape of the output for a batch of 2 steps of 3 examples.
 
     It tries the sizes of the weights: with the right one, the states keep their shape.
@@ -263,7 +264,7 @@ def _shapes(
     raise ConfigError(what) from problem
 
 
-def _with_loss(net: Net, output: str, shape: tuple[int, ...], signature: Signature) -> Net:
+def _with_loss(net: Net, output: str, shape: Shape, signature: Signature) -> Net:
     """Returns the net with a loss after its output of this shape."""
     targets = "targets"
     ops = []

@@ -23,9 +23,9 @@ from jrnn.files import AtLeast
 from jrnn.files.writing import picture
 from jrnn.train.models.interface import Compute, Params
 from jrnn.train.seq2seq.encoder_decoder import Seq2SeqConfig, Seq2SeqModel, seq2seq
-from jrnn.train.tasks.task import Kept, Task, TaskKind, Trained, kept_value
+from jrnn.train.tasks.task import Axes, Kept, Metrics, Task, TaskKind, Trained, kept_value
 from jrnn.train.text_streams import Vocabulary
-from jrnn.train.toml_codec import NonNegative, Positive, check_bounds, require
+from jrnn.train.toml_codec import NonNegative, Positive, Tables, check_bounds, require
 
 Pair = tuple[str, str]  # an input and its target
 END = 0  # the token that ends a target; the decoder also starts from it
@@ -250,7 +250,7 @@ class Seq2SeqTask(Task):
     held_out: Mapping[str, Sequence[Pair]]  # pairs by kind: "dates", "reversals"
     model: Seq2SeqModel
 
-    axes: ClassVar[Mapping[str, int]] = {
+    axes: ClassVar[Axes] = {
         "inputs": 1, "input_lengths": 0, "decoder_inputs": 1, "targets": 1, "target_lengths": 0,
     }  # fmt: skip
     unit: ClassVar[str] = "nats a character"
@@ -273,7 +273,7 @@ class Seq2SeqTask(Task):
                 batches.append(self.train.of(pairs[k : k + size]))
         return batches
 
-    def evaluate(self, params: Params, loss: float) -> dict[str, float]:
+    def evaluate(self, params: Params, loss: float) -> Metrics:
         """Returns the share of each kind of held-out pairs that greedy search gets right to the last character."""
         shares = {}
         for name, pairs in self.held_out.items():
@@ -289,7 +289,7 @@ class Seq2SeqTask(Task):
         right = np.asarray(best.tokens)[:, 0] == batch.targets.T  # both hold END from their end on
         return float(np.mean(right.all(axis=1)))
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> Tables:
         pairs = self.train.draw(0, 1000)
         for of_a_kind in self.held_out.values():
             pairs += of_a_kind

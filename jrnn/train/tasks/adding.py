@@ -5,7 +5,7 @@ Shapes: T steps, B examples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from jrnn.files import AtLeast
 from jrnn.train.models import FEATURE_MODELS, Model, Signature, build_model
-from jrnn.train.tasks.task import AXES, Examples, Kept, Task, TaskKind, in_batches
+from jrnn.train.tasks.task import AXES, Axes, Examples, Kept, Task, TaskKind, in_batches
 from jrnn.train.toml_codec import Positive, check_bounds
 
 VALIDATION = 2**32 - 1  # the number of the validation batch; no step reaches it
@@ -67,7 +67,7 @@ class AddingTask(Task):
     train: Adding
     model: Model
 
-    axes: ClassVar[Mapping[str, int]] = AXES
+    axes: ClassVar[Axes] = AXES
     unit: ClassVar[str] = "mean squared error"
 
     @classmethod

@@ -19,6 +19,7 @@ from jrnn.train.tasks.task import (
     Examples,
     HeldOutTask,
     Kept,
+    Metrics,
     Scaling,
     Shuffled,
     TaskKind,
@@ -148,7 +149,7 @@ class ClassificationTask(HeldOutTask):
         batches = Shuffled.of(train, config.data.batch, config.seed, config.data.noise)
         return cls(batches, held_out, kept, _model(config, kept))
 
-    def evaluate(self, params: Params, loss: float) -> dict[str, float]:
+    def evaluate(self, params: Params, loss: float) -> Metrics:
         """Returns `accuracy`, the share of held-out examples whose class is predicted as the most probable."""
         classes = self.predicted(params).argmax(axis=-1)
         return {"accuracy": float(np.mean(classes == self.held_out.targets))}

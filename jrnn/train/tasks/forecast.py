@@ -18,6 +18,7 @@ from jrnn.train.tasks.task import (
     Examples,
     HeldOutTask,
     Kept,
+    Metrics,
     Scaling,
     Shuffled,
     TaskKind,
@@ -147,7 +148,7 @@ class ForecastTask(HeldOutTask):
             raise e.at(data.file) from None
         return cls(batches, held_out, kept, _model(config, kept), data)
 
-    def evaluate(self, params: Params, loss: float) -> dict[str, float]:
+    def evaluate(self, params: Params, loss: float) -> Metrics:
         """Returns the root of the mean squared error of each column, in its own units."""
         predicted = _unscaled(self.data, self.kept, self.predicted(params))
         truth = _unscaled(self.data, self.kept, self.held_out.targets)

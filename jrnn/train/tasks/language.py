@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from jrnn.errors import DataError
 from jrnn.train.models import TOKEN_MODELS, Model, Params, Signature, build_model
-from jrnn.train.tasks.task import Kept, TaskKind, Trained, kept_value
+from jrnn.train.tasks.task import Axes, Kept, Metrics, TaskKind, Trained, kept_value
 from jrnn.train.text_streams import (
     Streams,
     TextChunk,
@@ -22,7 +22,7 @@ from jrnn.train.text_streams import (
     WordsConfig,
     WordVocabulary,
 )
-from jrnn.train.toml_codec import NonNegative, Positive, check_bounds, require
+from jrnn.train.toml_codec import NonNegative, Positive, Tables, check_bounds, require
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class LanguageTask:
     text: TextData
     model: Model
 
-    axes: ClassVar[Mapping[str, int]] = {"tokens": 1, "targets": 1}
+    axes: ClassVar[Axes] = {"tokens": 1, "targets": 1}
     item: ClassVar[str] = "tokens"
 
     @property
@@ -50,13 +50,13 @@ class LanguageTask:
     def validation(self) -> Sequence[TextChunk]:
         return list(self.text.validation.one_pass())
 
-    def evaluate(self, params: Params, loss: float) -> dict[str, float]:
+    def evaluate(self, params: Params, loss: float) -> Metrics:
         """Returns the perplexity of words, or bits a character."""
         if isinstance(self.text.vocabulary, WordVocabulary):
             return {"perplexity": math.exp(min(loss, 700))}
         return {"bits_per_character": loss / math.log(2)}
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> Tables:
         vocabulary = self.text.vocabulary
         if isinstance(vocabulary, WordVocabulary):
             return {"words": list(vocabulary.words), "sha256": self.text.sha256}

@@ -24,11 +24,13 @@ from jrnn.files import checked
 from jrnn.train.models import Model, Params
 
 # What a run keeps of its data, as plain JSON; see `Task.fingerprint`.
-Kept = Mapping[str, Any]
+Kept = dict[str, Any]
 # Functions from inputs in the data's units to the model's, and from the model's outputs to the data's units.
 Units = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 # A key of fingerprints: texts of files next to the weights; they may change.
 COMPANIONS = "companion files"
+Axes = Mapping[str, int]  # the axis of the examples in each member of a batch that has one
+Metrics = dict[str, float]
 
 
 class Batch(Protocol):
@@ -37,7 +39,7 @@ class Batch(Protocol):
     @property
     def fresh(self) -> Any: ...
 
-    def _asdict(self) -> dict[str, Any]: ...
+    def _asdict(self) -> Kept: ...
 
 
 class Batches(Protocol):
@@ -52,7 +54,7 @@ class Task(Protocol):
     model: Model
     train: Batches
     # The axis of the examples in each member of a batch; the other members are shared.
-    axes: Mapping[str, int]
+    axes: Axes
     item: str = "examples"  # or "tokens"
     unit: str  # the unit of the loss, as "nats a character" or "mean squared error"
 
@@ -65,11 +67,11 @@ class Task(Protocol):
         """Returns batches that are never trained on, the same each time; the state is carried from one to the next."""
         ...
 
-    def evaluate(self, params: Params, loss: float) -> dict[str, float]:
+    def evaluate(self, params: Params, loss: float) -> Metrics:
         """Returns the task's own metrics on the validation data; `loss` is the validation loss."""
         return {}
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> Kept:
         """Returns what a run must keep to use its model later and to detect changed data, as plain JSON."""
         return {}
 
@@ -343,7 +345,7 @@ class HeldOutTask(Task):
     kept: Kept
     model: Model
 
-    axes: ClassVar[Mapping[str, int]] = AXES
+    axes: ClassVar[Axes] = AXES
 
     def validation(self) -> Sequence[Examples]:
         return in_batches(self.held_out, self.train.batch)
@@ -356,7 +358,7 @@ class HeldOutTask(Task):
         """Returns the model's outputs for the held-out examples."""
         return self._predict(params, self.validation())
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> Kept:
         return dict(self.kept)
 
 

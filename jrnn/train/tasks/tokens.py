@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -18,9 +18,9 @@ from jrnn.train.models import PretrainedConfig, TokenNnConfig
 from jrnn.train.models.interface import Model, Params
 from jrnn.train.models.pretrained import PretrainedModel
 from jrnn.train.tasks.language import SampleConfig, build_language_model, written
-from jrnn.train.tasks.task import COMPANIONS, Kept, TaskKind, Trained, kept_value
+from jrnn.train.tasks.task import COMPANIONS, Axes, Kept, Metrics, TaskKind, Trained, kept_value
 from jrnn.train.text_streams import TextChunk
-from jrnn.train.toml_codec import Positive, check_bounds, require
+from jrnn.train.toml_codec import Positive, Tables, check_bounds, require
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class TokensTask:
     held_out: Rows
     model: Model
 
-    axes: ClassVar[Mapping[str, int]] = {"tokens": 1, "targets": 1, "resets": 1}
+    axes: ClassVar[Axes] = {"tokens": 1, "targets": 1, "resets": 1}
     item: ClassVar[str] = "tokens"
     unit: ClassVar[str] = "nats a token"
 
@@ -135,10 +135,10 @@ class TokensTask:
     def validation(self) -> Sequence[TextChunk]:
         return self.held_out.in_order()
 
-    def evaluate(self, params: Params, loss: float) -> dict[str, float]:
+    def evaluate(self, params: Params, loss: float) -> Metrics:
         return {"perplexity": math.exp(min(loss, 700))}
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> Tables:
         """Has the tokenizer and, of a pretrained model, its config: a run can be sampled without corpus and model."""
         corpus = self.train.corpus
         tokenizer = read_text(corpus.folder / TOKENIZER, DataError)

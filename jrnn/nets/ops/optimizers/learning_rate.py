@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError, near
-from jrnn.nets.ir import Ints
+from jrnn.nets.ir import Ints, Values
 from jrnn.nets.ops.values import check_integers, raise_if, scalar, takes
 from jrnn.nets.registry import op
 
@@ -178,7 +178,7 @@ def _parameters(policy: str) -> list[inspect.Parameter]:
     return [p.replace(annotation=type(p.default)) for p in own if p.kind is p.KEYWORD_ONLY]
 
 
-def _factor(policy: str, i: Any, base_lr: float, args: dict[str, Any]) -> Any:
+def _factor(policy: str, i: Any, base_lr: float, args: Values) -> Any:
     """The factor of one policy, with the `args` that it has."""
     if policy not in POLICIES:
         raise OpError(f"argument 'policy' is {policy!r}{near(policy, [*POLICIES, 'composite'])}")

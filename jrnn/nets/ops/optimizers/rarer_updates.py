@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import OpError
+from jrnn.nets.ir import Values
 from jrnn.nets.ops.lengths import per_row
 from jrnn.nets.ops.optimizers.updates import (
     adam_options,
@@ -219,10 +220,10 @@ def _ftrl_step(grad, var, nz, *, alpha, beta, lambda1, lambda2):
 
 def _ftrl_options(
     *, alpha: float | None = None, beta: float = 1.0, lambda1: float = 0.001, lambda2: float = 0.001
-) -> Callable[[Any], dict[str, Any]]:
+) -> Callable[[Any], Values]:
     """A function of the blob of alpha, or None, that returns the options of `_ftrl_step`."""
 
-    def options(blob: Any) -> dict[str, Any]:
+    def options(blob: Any) -> Values:
         if blob is not None and alpha is not None:
             raise OpError("alpha is given both as input and as argument; give one of them")
         rate = 0.005 if alpha is None else alpha
