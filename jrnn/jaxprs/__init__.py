@@ -78,6 +78,7 @@ from jrnn.jaxprs.queries import readers as readers
 from jrnn.jaxprs.queries import results as results
 from jrnn.jaxprs.queries import run_jaxprs as run_jaxprs
 from jrnn.jaxprs.queries import scan_counts as scan_counts
+from jrnn.jaxprs.queries import scan_parts as scan_parts
 from jrnn.jaxprs.queries import sub_jaxprs as sub_jaxprs
 from jrnn.jaxprs.queries import type_of as type_of
 from jrnn.jaxprs.queries import uses as uses

@@ -22,7 +22,7 @@ from jrnn.jaxprs import (
     is_literal,
     jaxpr_of,
     primitives,
-    scan_counts,
+    scan_parts,
 )
 from jrnn.jaxprs.jax_internals import ClosedJaxpr, Jaxpr
 
@@ -146,10 +146,8 @@ def _scan(
     reverse: bool,
     **params: Any,
 ) -> list[Array]:
-    n_consts, n_carry = scan_counts(params)
-    consts = operands[:n_consts]
-    carry = operands[n_consts : n_consts + n_carry]
-    xs = operands[n_consts + n_carry :]
+    consts, carry, xs = scan_parts(params, operands)
+    n_carry = len(carry)
     ys = []
     for aval in jaxpr.out_avals[n_carry:]:
         ys.append(evaluator.typed(np.zeros((length, *aval.shape)), aval.dtype))

@@ -204,6 +204,13 @@ class Leading:
         return eqns, [v for v in read if is_available(v)]
 
 
+def scan_parts(params: Mapping[str, Any], values: Sequence[Any]) -> tuple[Sequence[Any], ...]:
+    """The constants, the carry and the sequences among the operands of a scan's equation."""
+    n_consts, n_carry = scan_counts(params)
+    end = n_consts + n_carry
+    return values[:n_consts], values[n_consts:end], values[end:]
+
+
 def free_variables(eqns: Equations) -> list[Var]:
     """Returns the variables that equations read but do not define."""
     read: dict[Var, None] = {}

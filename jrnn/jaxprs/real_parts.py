@@ -222,10 +222,8 @@ def _scan(
     unroll: int,
     **params: Any,
 ) -> Values:
-    n_consts, n_carry = jaxprs.scan_counts(params)
-    consts = operands[:n_consts]
-    carry = operands[n_consts : n_consts + n_carry]
-    xs = operands[n_consts + n_carry :]
+    consts, carry, xs = jaxprs.scan_parts(params, operands)
+    n_carry = len(carry)
 
     def step(carry: Values, x: Values) -> tuple[Values, Values]:
         out = pairs.run(jaxpr, *consts, *carry, *x)

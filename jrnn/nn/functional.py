@@ -30,7 +30,7 @@ from jax.typing import DTypeLike
 from jrnn.nn.params import Params
 from jrnn.nn.settings import Settings, read, spelled_out, warn_of_dropout
 from jrnn.nn.stack import run_stack, step_cell, step_stack
-from jrnn.nn.units import GRU, LSTM, State, Unit, rnn_unit
+from jrnn.nn.units import GRU, LSTM, Unit, as_given, rnn_unit
 
 Options = dict[str, Any]
 Pair = tuple[Array, Array]
@@ -51,17 +51,19 @@ def _apart(where: str, function: Callable[..., Any], options: Options) -> tuple[
 
 def _run(
     unit: Unit, where: str, params: Params, x: Any, hx: Any, options: Options
-) -> tuple[Any, State]:
+) -> tuple[Any, Any]:
     settings, own = _apart(where, run_stack, options)
     warn_of_dropout(where, settings.dropout, 2 if "weight_ih_l1" in params else 1)
-    return run_stack(unit, where, params, x, hx, settings, **own)
+    output, states = run_stack(unit, where, params, x, hx, settings, **own)
+    return output, as_given(states)
 
 
 def _step(
     unit: Unit, where: str, params: Params, x: Any, hx: Any, options: Options
-) -> tuple[Array, State]:
+) -> tuple[Array, Any]:
     settings, own = _apart(where, step_stack, options)
-    return step_stack(unit, where, params, x, hx, settings, **own)
+    y, states = step_stack(unit, where, params, x, hx, settings, **own)
+    return y, as_given(states)
 
 
 @spelled_out(run_stack, Settings)
@@ -111,8 +113,7 @@ def rnn(
     >>> bool(jnp.allclose(rnn(params, tokens, embedding=table)[0], rnn(params, table[tokens])[0]))
     True
     """
-    output, states = _run(rnn_unit(nonlinearity), "rnn", params, x, hx, options)
-    return output, states[0]
+    return _run(rnn_unit(nonlinearity), "rnn", params, x, hx, options)
 
 
 @spelled_out(run_stack, Settings)
@@ -131,8 +132,7 @@ def lstm(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Any, P
     >>> output.shape, h_n.shape, c_n.shape
     ((2, 5, 4), (4, 2, 2), (4, 2, 4))
     """
-    output, (h, c) = _run(LSTM, "lstm", params, x, hx, options)
-    return output, (h, c)
+    return _run(LSTM, "lstm", params, x, hx, options)
 
 
 @spelled_out(run_stack, Settings)
@@ -146,8 +146,7 @@ def gru(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Any, Ar
     >>> bool((output[-1] == h_n[0]).all())
     True
     """
-    output, states = _run(GRU, "gru", params, x, hx, options)
-    return output, states[0]
+    return _run(GRU, "gru", params, x, hx, options)
 
 
 @spelled_out(step_stack, Settings)
@@ -155,8 +154,7 @@ def rnn_step(
     params: Params, x: Any, hx: Any = None, *, nonlinearity: str = "tanh", **options: Any
 ) -> Pair:
     """One step through a stack of plain layers; see `lstm_step`. The states are one array [L, N, P]."""
-    y, states = _step(rnn_unit(nonlinearity), "rnn_step", params, x, hx, options)
-    return y, states[0]
+    return _step(rnn_unit(nonlinearity), "rnn_step", params, x, hx, options)
 
 
 @spelled_out(step_stack, Settings)
@@ -190,15 +188,13 @@ def lstm_step(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[A
     >>> bool(jnp.allclose(y, lstm(params, xs)[0][-1], atol=1e-6))
     True
     """
-    y, (h, c) = _step(LSTM, "lstm_step", params, x, hx, options)
-    return y, (h, c)
+    return _step(LSTM, "lstm_step", params, x, hx, options)
 
 
 @spelled_out(step_stack, Settings)
 def gru_step(params: Params, x: Any, hx: Any = None, **options: Any) -> Pair:
     """One step through a stack of GRU layers; see `lstm_step`. The states are one array [L, N, H]."""
-    y, states = _step(GRU, "gru_step", params, x, hx, options)
-    return y, states[0]
+    return _step(GRU, "gru_step", params, x, hx, options)
 
 
 def rnn_cell(
@@ -221,8 +217,7 @@ def rnn_cell(
 
 def lstm_cell(params: Params, x: Any, hx: Any = None, *, dtype: DTypeLike | None = None) -> Pair:
     """One step of one LSTM cell, [N, D], (h [N, H], c [N, H]) -> (h, c), or without N."""
-    h, c = step_cell(LSTM, "lstm_cell", params, x, hx, dtype)
-    return h, c
+    return as_given(step_cell(LSTM, "lstm_cell", params, x, hx, dtype))
 
 
 def gru_cell(params: Params, x: Any, hx: Any = None, *, dtype: DTypeLike | None = None) -> Array:

@@ -27,7 +27,7 @@ from jrnn.nn.settings import read, spelled_out, warn_of_dropout
 from jrnn.nn.stack import run_stack, stack_state, step_cell, step_stack
 from jrnn.nn.units import GRU as GRU_UNIT
 from jrnn.nn.units import LSTM as LSTM_UNIT
-from jrnn.nn.units import Unit, rnn_unit
+from jrnn.nn.units import Unit, as_given, rnn_unit
 
 Rngs = nnx.Rngs | nnx.RngStream | Array
 
@@ -178,11 +178,6 @@ class _Stack(Parameters):
             unit, f"{unit.name}.step", self.params(), x, hx, self.settings, **masks
         )
         return y, as_given(states)
-
-
-def as_given(states: tuple[Array, ...]) -> Any:
-    """The states in the form that users see: h, or the pair (h, c)."""
-    return states if len(states) == 2 else states[0]
 
 
 class RNN(_Stack):

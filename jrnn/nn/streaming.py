@@ -17,13 +17,13 @@ from jax import Array, lax
 from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import alike
 from jrnn.nn.checks import check_integer
-from jrnn.nn.modules import GRU, LSTM, RNN, as_given
+from jrnn.nn.modules import GRU, LSTM, RNN
 from jrnn.nn.recurrent import Outputs, RecurrentLayer
 from jrnn.nn.sequences import Sequences, compute_type
 from jrnn.nn.sequential import Sequential
 from jrnn.nn.span import PyTree
 from jrnn.nn.stack import run_stack, stack_state
-from jrnn.nn.units import State
+from jrnn.nn.units import State, as_given
 
 
 def chunked(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,11 @@ from jrnn.jaxprs.unit_formulas import gru_gates, lstm
 from jrnn.nn.checks import check_choice
 
 State = tuple[Array, ...]
+
+
+def as_given(states: State) -> Any:
+    """The states in the form that users see: h, or the pair (h, c)."""
+    return states if len(states) == 2 else states[0]
 
 
 @dataclass(frozen=True)

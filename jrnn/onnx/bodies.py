@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jrnn.jaxprs import scan_counts
+from jrnn.jaxprs import scan_parts
 from jrnn.jaxprs.flat import flatten
 from jrnn.nn.conventions import convention, reorder
 from jrnn.nn.units import RNN_RELU
@@ -26,23 +26,21 @@ def _no_rows(e: GraphEmitter, outputs: Sequence) -> list[Value]:
 
 @rule("scan")
 def _(e: GraphEmitter, node, *values):
+    constants, carried, sequences = scan_parts(node.params, values)
+    count = len(carried)
     if node.params["length"] == 0:
-        constants, count = scan_counts(node.params)
-        return (*values[constants : constants + count], *_no_rows(e, node.outputs[count:]))
+        return (*carried, *_no_rows(e, node.outputs[count:]))
     if e.root.opset >= OPSET and (written := as_attention(e, node, values)) is not None:
         return tuple(written)
     p = node.params
     body = flatten(node.params["jaxpr"])
-    constants, count = scan_counts(p)
-    carried = values[constants : constants + count]
-    sequences = list(values[constants + count :])
-    inner = _types(body.inputs[constants:])
+    inner = _types(body.inputs[len(constants) :])
     if not sequences:  # Scan needs one, of as many steps
         sequences = [e.expand(np.zeros((1,), np.int32), (p["length"],))]
         inner.append(((), np.int32))
 
     def step(e: GraphEmitter, refs):
-        return e.run(body, [*values[:constants], *refs[: len(body.inputs) - constants]])
+        return e.run(body, [*constants, *refs[: len(body.inputs) - len(constants)]])
 
     graph, outputs = e.inner("step", inner, step)
     if p["reverse"]:

@@ -114,7 +114,6 @@ def _(model: AdaptedModel, tolerance: float) -> Wrong:
 @_property("resume", "a state that was saved and loaded goes on as the state itself")
 def _(model: AdaptedModel, tolerance: float) -> Wrong:
     need(model.stored is not None, "no way to save states was given (`stored`)")
-    assert model.stored is not None
     prompt, rest = _halves(model)
     _, state = _run(model, prompt)
     loaded = model.stored(state)
@@ -359,7 +358,6 @@ def _(model: AdaptedModel, tolerance: float) -> Wrong:
         model.over_devices is not None,
         "no way to divide time among devices was given (`over_devices`)",
     )
-    assert model.over_devices is not None
     count = jax.device_count()
     need(count > 1, "there is only one device")
     tokens = np.resize(model.tokens, (model.size[1], count * -(-model.size[0] // count)))
@@ -371,7 +369,6 @@ def _(model: AdaptedModel, tolerance: float) -> Wrong:
 @_property("save and load", "a model that was saved and loaded gives the same logits")
 def _(model: AdaptedModel, tolerance: float) -> Wrong:
     need(model.reloaded is not None, "no way to save the model was given (`reloaded`)")
-    assert model.reloaded is not None
     wrong = _differ(_logits(model.reloaded(), model.tokens), _own(model), tolerance)
     return wrong and f"of the loaded model, {wrong}"
 

@@ -416,7 +416,6 @@ def _gradients(layer: Layer, x: PyTree, state: PyTree, dy: PyTree) -> Outputs:
 
         return jax.grad(total, (0, 1), allow_int=True)(jnp.asarray(x), state)
     need(layer.gradients is not None, "the layer is not JAX's, and has no `gradients`")
-    assert layer.gradients is not None
     return layer.gradients(layer.params, x, state, dy)
 
 

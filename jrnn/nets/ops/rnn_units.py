@@ -25,6 +25,7 @@ def _check_state(name, state, gates, count):
 
 def _valid(rest, sequence_lengths, batch):
     """A mask [N, 1] of the sequences that have not ended, from the optional inputs; None without lengths."""
+    rest = [x for x in rest if x is not None]
     if sequence_lengths and len(rest) != 2:
         raise OpError(
             f"has {len(rest)} input after the gates; sequence_lengths=1 (the default) takes lengths and timestep"
@@ -68,8 +69,7 @@ def lstm_unit(
     """c' = f * c + i * g and h' = o * tanh(c'); gates are i, f, o, g, in this order along the last axis."""
     _check_state("cell", cell, gates, 4)
     check_shape(hidden, cell.shape, "hidden")
-    rest = [x for x in (lengths_or_timestep, timestep) if x is not None]
-    valid = _valid(rest, sequence_lengths, cell.shape[1])
+    valid = _valid((lengths_or_timestep, timestep), sequence_lengths, cell.shape[1])
     i, f, o, g = _gates(gates, 4)
     states = _rows(hidden), _rows(cell)
     new_states = lstm(i, f + forget_bias, o, g, states[1])
@@ -105,8 +105,7 @@ def gru_unit(
 ):  # fmt: skip
     """h' = u * h + (1 - u) * o; gates are reset, update, output, and the reset gate is applied before."""
     _check_state("hidden", hidden, gates, 3)
-    rest = [x for x in (lengths_or_timestep, timestep) if x is not None]
-    valid = _valid(rest, sequence_lengths, hidden.shape[1])
+    valid = _valid((lengths_or_timestep, timestep), sequence_lengths, hidden.shape[1])
     _, update, output = _gates(gates, 3)
     u = sigmoid(update)
     before = _rows(hidden)

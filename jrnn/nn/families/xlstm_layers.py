@@ -32,7 +32,29 @@ def forget_bias(key: Array, shape: Shape, dtype: DTypeLike = jnp.float32) -> Arr
     return jnp.linspace(3.0, 6.0, shape[0]).astype(dtype)
 
 
-class SLSTM(RecurrentLayer):
+class _Heads(RecurrentLayer):
+    """A layer whose hidden features belong to heads."""
+
+    @spelled_out(RecurrentLayer.__init__)
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int | None = None,
+        *,
+        num_heads: int = 1,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ) -> None:
+        self.hidden_size = input_size if hidden_size is None else hidden_size
+        self.num_heads = check_heads(self._name(), num_heads, self.hidden_size, "hidden_size")
+        super().__init__(input_size, self._outputs(input_size), rngs=rngs, **options)
+
+    def _outputs(self, input_size: int) -> int:
+        """Features of the output."""
+        return input_size
+
+
+class SLSTM(_Heads):
     """c' = f c + i tanh(z), n' = f n + i, h' = sigmoid(o) c'/n' with i = exp(..) and f = sigmoid(..).
 
     The gates see h through recurrent weights R, block-diagonal with one block a head. All is kept divided by exp(m), where
@@ -50,19 +72,8 @@ class SLSTM(RecurrentLayer):
     ((5, 2, 4), (2, 4), (2, 4))
     """
 
-    @spelled_out(RecurrentLayer.__init__)
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int | None = None,
-        *,
-        num_heads: int = 1,
-        rngs: nnx.Rngs,
-        **options: Any,
-    ) -> None:
-        self.hidden_size = input_size if hidden_size is None else hidden_size
-        self.num_heads = check_heads("SLSTM", num_heads, self.hidden_size, "hidden_size")
-        super().__init__(input_size, self.hidden_size, rngs=rngs, **options)
+    def _outputs(self, input_size: int) -> int:
+        return self.hidden_size
 
     def _parameters(self) -> ParameterTable:
         d = self.input_size
@@ -111,7 +122,7 @@ class SLSTM(RecurrentLayer):
         return y.reshape(*y.shape[:2], -1), state
 
 
-class MLSTM(RecurrentLayer):
+class MLSTM(_Heads):
     """S' = f S + i k v^T, n' = f n + i k, h = S'^T q / max(abs(n'^T q), 1) with i = exp(..) and f = sigmoid(..).
 
     S and n are kept divided by exp(m), where m' = max(log f + m, log i). Each head of h is normalized, the output gate
@@ -128,20 +139,6 @@ class MLSTM(RecurrentLayer):
     >>> y.shape, S.shape, n.shape, m.shape
     ((5, 2, 3), (2, 2, 4, 4), (2, 2, 4), (2, 2))
     """
-
-    @spelled_out(RecurrentLayer.__init__)
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int | None = None,
-        *,
-        num_heads: int = 1,
-        rngs: nnx.Rngs,
-        **options: Any,
-    ) -> None:
-        self.hidden_size = input_size if hidden_size is None else hidden_size
-        self.num_heads = check_heads("MLSTM", num_heads, self.hidden_size, "hidden_size")
-        super().__init__(input_size, input_size, rngs=rngs, **options)
 
     def _parameters(self) -> ParameterTable:
         d = self.input_size

@@ -120,6 +120,11 @@ def normalized(
     return (x - mean) * inverse, mean, inverse
 
 
+def by_channel(numbers, x):
+    """One number for each channel, in a shape that broadcasts with x [N, C, ...]."""
+    return numbers.reshape((1, -1) + (1,) * (x.ndim - 2))
+
+
 @op("LpNormalization")
 def _(node, x):
     axis = node.get("axis", -1)
@@ -140,8 +145,8 @@ def _(node, x, scale, bias=None):
 
 @op("InstanceNormalization")
 def _(node, x, scale, bias):
-    row = (1, -1) + (1,) * (x.ndim - 2)
-    return normalized(node, x, tuple(range(2, x.ndim)))[0] * scale.reshape(row) + bias.reshape(row)
+    normal, _, _ = normalized(node, x, tuple(range(2, x.ndim)))
+    return normal * by_channel(scale, x) + by_channel(bias, x)
 
 
 @op("BatchNormalization")
@@ -155,6 +160,5 @@ def _(
 ):
     if node.get("training_mode", 0):
         raise ConversionError(f"{node}: training_mode is set; graphs are read for inference")
-    row = (1, -1) + (1,) * (x.ndim - 2)
     factor = scale * lax.rsqrt(variance + np.asarray(node.get("epsilon", 1e-5), variance.dtype))
-    return (x - mean.reshape(row)) * factor.reshape(row) + bias.reshape(row)
+    return (x - by_channel(mean, x)) * by_channel(factor, x) + by_channel(bias, x)

@@ -10,7 +10,8 @@ from onnx import TensorProto, helper
 
 from jrnn.errors import ConversionError
 from jrnn.onnx.graph import cast, op, xp
-from jrnn.onnx.ops.windows import convolve
+from jrnn.onnx.ops.contract import by_channel
+from jrnn.onnx.ops.windows import add_bias, convolve
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 _NARROW = ("int2", "uint2", "int4", "uint4")
@@ -255,17 +256,14 @@ def _(
     zero,
     bias=None,
 ):
-    row = (1, -1) + (1,) * (x.ndim - 2)
-    total = convolve(node, centered(x, x_zero), _filters(weight, w_zero))
-    if bias is not None:
-        total = total + bias.reshape(row)
+    total = add_bias(convolve(node, centered(x, x_zero), _filters(weight, w_zero)), bias)
     factor = (
         jnp.asarray(x_scale).reshape(-1)
         * jnp.asarray(w_scale).reshape(-1)
         / jnp.asarray(scale).reshape(-1)
     )
     return rounded(
-        total.astype(jnp.float32) * factor.reshape(row),
+        total.astype(jnp.float32) * by_channel(factor, x),
         jnp.asarray(zero).reshape((1,) * x.ndim),
         zero.dtype,
     )

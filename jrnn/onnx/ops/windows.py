@@ -13,7 +13,7 @@ from jax import lax
 
 from jrnn.nets.memory import check_size
 from jrnn.onnx.graph import op
-from jrnn.onnx.ops.contract import precision
+from jrnn.onnx.ops.contract import by_channel, precision
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,7 @@ def convolve(node, x, weight, **options):
 
 
 def add_bias(y, bias):
-    if bias is None:
-        return y
-    return y + bias.reshape((1, -1) + (1,) * (y.ndim - 2))
+    return y if bias is None else y + by_channel(bias, y)
 
 
 @op("Conv")

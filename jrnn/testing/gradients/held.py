@@ -20,7 +20,7 @@ from jrnn.jaxprs import (
     bind,
     interpreted,
     jaxpr_of,
-    scan_counts,
+    scan_parts,
     sub_jaxprs,
     trace,
 )
@@ -153,10 +153,8 @@ def _results(eqn: Eqn, pairs: Pairs, held: HeldValues) -> Pairs:
 
 def _scan(eqn: Eqn, pairs: Pairs, held: HeldValues) -> Pairs:
     p = eqn.params
-    first, count = scan_counts(p)
-    fixed = pairs[:first]
-    carry = pairs[first : first + count]
-    xs = pairs[first + count :]
+    fixed, carry, xs = scan_parts(p, pairs)
+    count = len(carry)
 
     def step(carry: Pairs, xs: Pairs) -> tuple[Pairs, Pairs]:
         outs = _called(p["jaxpr"], [*fixed, *carry, *xs], held)

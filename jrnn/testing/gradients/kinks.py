@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.jaxprs import Eqn, bind, interpreted, scan_counts, trace
+from jrnn.jaxprs import Eqn, bind, interpreted, scan_parts, trace
 from jrnn.jaxprs.flat import body_of, source_of
 from jrnn.testing.gradients.report import Blobs
 
@@ -55,11 +55,9 @@ def _results(eqn: Eqn, args: list[Any], distances: list[tuple[Eqn, float]]) -> S
         return called(body, args)
     if eqn.primitive.name == "scan":
         p = eqn.params
-        first, count = scan_counts(p)
-        carry = list(args[first : first + count])
-        xs = args[first + count :]
+        consts, carry, xs = scan_parts(p, args)
         for t in range(p["length"])[:: -1 if p["reverse"] else 1][:_STEPS]:
-            carry = called(p["jaxpr"], [*args[:first], *carry, *(x[t] for x in xs)])[:count]
+            carry = called(p["jaxpr"], [*consts, *carry, *(x[t] for x in xs)])[: len(carry)]
     elif (distance := _distance(eqn, args)) is not None:
         distances.append((eqn, distance))
     return bind(eqn, *args)

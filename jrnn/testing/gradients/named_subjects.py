@@ -17,7 +17,7 @@ from jax.tree_util import tree_flatten_with_path
 from jrnn.convert import example_of, load_function, load_package
 from jrnn.convert.from_jax import ConvertedPackage, convert
 from jrnn.errors import ConversionError, FormatError, GradientError
-from jrnn.jaxprs import Eqn, all_equations, bind, interpreted, jaxpr_of, scan_counts
+from jrnn.jaxprs import Eqn, all_equations, bind, interpreted, jaxpr_of, scan_parts
 from jrnn.jaxprs.arguments import Call, arguments_of, call_of, path_of, required
 from jrnn.jaxprs.flat import body_of
 from jrnn.nets.autodiff import add_gradients
@@ -303,10 +303,8 @@ def _results_unrolled(eqn: Eqn, values: list[Any]) -> Sequence[Any]:
 
 def _step_by_step(eqn: Eqn, values: Sequence[Any]) -> list[Any]:
     p = eqn.params
-    fixed, count = scan_counts(p)
-    consts = values[:fixed]
-    carry = list(values[fixed : fixed + count])
-    stacks = values[fixed + count :]
+    consts, carry, stacks = scan_parts(p, values)
+    count = len(carry)
     order = range(p["length"])[::-1] if p["reverse"] else range(p["length"])
     rows: dict[int, list[Any]] = {}
     for t in order:

@@ -17,7 +17,7 @@ import numpy as np
 from jrnn.errors import JrnnError, describe_op
 from jrnn.nets.autodiff import SUM_TAG, backward_pass
 from jrnn.nets.blobs import dense
-from jrnn.nets.gradient_maker import Gradient, GradientSlice, names_of
+from jrnn.nets.gradient_maker import Gradient, names_of, renamed
 from jrnn.nets.ir import Net, Op, Renames
 from jrnn.nets.lowering import Context, LoweringOptions, execute
 from jrnn.nets.schedule import schedule
@@ -153,7 +153,7 @@ def written_gradients(
     wrong = False
     for name, gradient in generated.gradients.items():
         like = forward.get(name)
-        computed = own.of(_renamed(gradient, names), like)
+        computed = own.of(renamed(gradient, names), like)
         right = reference.of(gradient, like)
         if computed is None:
             continue
@@ -164,12 +164,6 @@ def written_gradients(
     if wrong or failed:
         fault = _first_fault(own, reference, pairs, len(net.ops), net.name, tolerance)
     return WrittenGradients(found, fault)
-
-
-def _renamed(gradient: Gradient, names: Renames) -> Gradient:
-    if isinstance(gradient, GradientSlice):
-        return GradientSlice(*(names.get(n, n) for n in gradient))
-    return names.get(gradient, gradient)
 
 
 Place = tuple[int, int]  # of an operator, and of one of its outputs

@@ -25,6 +25,7 @@ from jrnn.nets.ops.images.windows import (
     CAFFE,
     NOTSET,
     Window,
+    elements_at,
     make_window,
     spatial_axes,
     spatial_sizes,
@@ -112,17 +113,10 @@ def _shifted(x: Any, filter: Any, c: Convolution) -> Any:
     ]
     total: Any = 0
     for number, place in enumerate(itertools.product(*map(range, kernel))):
-        starts = [0] * padded.ndim
-        limits = list(padded.shape)
-        strides = [1] * padded.ndim
-        for k, a in enumerate(spatial):
-            starts[a] = place[k] * c.dilation[k]
-            strides[a] = c.stride[k]
-            limits[a] = starts[a] + (sizes[k] - 1) * c.stride[k] + 1
         weights = jnp.expand_dims(
             per_place[..., number], [a for a in range(padded.ndim) if a not in (axis, axis + 1)]
         )
-        total = total + weights * lax.slice(padded, starts, limits, strides)
+        total = total + weights * elements_at(padded, spatial, c, place, sizes)
     shape = [*total.shape[:axis], filter.shape[0], *total.shape[axis + 2 :]]
     return total.reshape(shape).astype(x.dtype)
 

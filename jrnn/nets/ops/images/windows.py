@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -170,14 +170,7 @@ class Window:
         outputs = self.output_sizes(spatial_sizes(x, self.channels_last))
         padded = self.pad(x, fill)
         for place in itertools.product(*(range(k) for k in self.kernel)):
-            starts = [0] * x.ndim
-            limits = list(padded.shape)
-            strides = [1] * x.ndim
-            for k, a in enumerate(axes):
-                starts[a] = place[k] * self.dilation[k]
-                strides[a] = self.stride[k]
-                limits[a] = starts[a] + (outputs[k] - 1) * self.stride[k] + 1
-            yield lax.slice(padded, starts, limits, strides)
+            yield elements_at(padded, axes, self, place, outputs)
 
     def spread(self, parts: Iterable[Any], shape: Shape) -> Any:
         """The transpose of `slices`: adds the parts up at their places, into an image of `shape`."""
@@ -272,3 +265,18 @@ def make_window(
 
 
 takes_window = takes(window=make_window)
+
+
+def elements_at(padded: Any, axes: Sequence[int], window: Any, place: Ints, counts: Ints) -> Any:
+    """The elements at one place of the kernel of all windows: `counts` of them along each spatial axis.
+
+    The window has a stride and a dilation for each of these axes.
+    """
+    starts = [0] * padded.ndim
+    limits = list(padded.shape)
+    strides = [1] * padded.ndim
+    for k, a in enumerate(axes):
+        starts[a] = place[k] * window.dilation[k]
+        strides[a] = window.stride[k]
+        limits[a] = starts[a] + (counts[k] - 1) * window.stride[k] + 1
+    return lax.slice(padded, starts, limits, strides)
