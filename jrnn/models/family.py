@@ -20,7 +20,7 @@ from jax import Array
 from jrnn.errors import ConfigError
 from jrnn.models.model_config import DecoderKeys, read_config
 from jrnn.nn.checks import Shape
-from jrnn.nn.span import Pair, Span, layer_norm, rms_norm
+from jrnn.nn.span import Pair, Span, along_last, layer_norm, rms_norm
 
 Shapes = dict[str, Shape]
 State = dict[str, Array]
@@ -162,9 +162,7 @@ class Norm(Block):
             y = layer_norm(x, gain, epsilon=self.epsilon)
         else:
             y = rms_norm(x, gain, self.epsilon)
-        return (
-            y + w["bias"].astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,)) if self.bias else y
-        )
+        return y + along_last(w["bias"].astype(x.dtype), x) if self.bias else y
 
     def run(self, w: Scoped, x: Array, state: State) -> Outputs:
         return self(w, x), {}

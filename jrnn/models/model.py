@@ -25,7 +25,7 @@ from jrnn.models.generation import apart, check_tokens, remembered
 from jrnn.nn.checks import check_lengths, check_masks, concrete
 from jrnn.nn.layers import accumulator
 from jrnn.nn.params import Arrays
-from jrnn.nn.sequences import Compaction, in_rows
+from jrnn.nn.sequences import Compaction, before_end, in_rows
 from jrnn.nn.span import Span
 
 
@@ -314,7 +314,7 @@ def _call(
         lengths = steps.lengths
         resets = steps.resets
     if lengths is not None:
-        live = jnp.arange(tokens.shape[0])[:, None] < lengths[None]
+        live = before_end(len(tokens), lengths)
         tokens = jnp.where(live, tokens, 0)
         resets = None if resets is None else resets & live
     span = Span(tokens.shape[0], dtype, lengths, resets, in_a_step=in_a_step)

@@ -19,6 +19,7 @@ from jrnn.jaxprs.jax_internals import Primitive
 from jrnn.loops import scan
 from jrnn.nn.checks import Shape
 from jrnn.nn.params import Weights
+from jrnn.nn.sequences import along_first, before_end
 from jrnn.nn.settings import Settings
 from jrnn.nn.units import State, Unit
 
@@ -332,9 +333,7 @@ def _run_both(shared: Common, directions: Sequence[Direction], x: Array) -> Laye
         if lengths is None:
             return lax.rev(value, (0,))
         source = (lengths[None] - 1 - jnp.arange(steps)[:, None]) % steps
-        return jnp.take_along_axis(
-            value, source.reshape(*source.shape, *(1,) * (value.ndim - 2)), 0
-        )
+        return jnp.take_along_axis(value, along_first(source, value), 0)
 
     ahead, back = directions
     if back.restart is not None:
@@ -363,7 +362,7 @@ def _all_states(
 
     last, (y, states) = run(with_state, state, xs)
     if lengths is not None:
-        live = (jnp.arange(y.shape[0])[:, None] < lengths[None])[..., None]
+        live = before_end(len(y), lengths)[..., None]
         states = tuple(
             jnp.where(live, s, h[None])
             for s, h in zip(states, state if reverse else last, strict=True)

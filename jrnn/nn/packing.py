@@ -19,6 +19,7 @@ from jax import Array
 from jrnn.errors import LayerError
 from jrnn.jaxprs.jax_internals import is_traced
 from jrnn.nn.checks import check_integer, check_lengths, concrete
+from jrnn.nn.sequences import along_first, before_end, where_live
 
 
 class PackedSequence(NamedTuple):
@@ -113,7 +114,7 @@ def pack_padded_sequence(
             f"bucket(sum(lengths)) is {bucket(int(known.sum()))}"
         )
     order = jnp.argsort(-lengths, stable=True).astype(jnp.int32)
-    batch_sizes = jnp.sum(jnp.arange(steps)[:, None] < lengths[None, :], axis=1, dtype=jnp.int32)
+    batch_sizes = jnp.sum(before_end(steps, lengths), axis=1, dtype=jnp.int32)
     ends = jnp.cumsum(batch_sizes)
     rows = jnp.arange(capacity)
     if not steps or not batch:
@@ -121,8 +122,7 @@ def pack_padded_sequence(
     else:
         t = jnp.minimum(jnp.searchsorted(ends, rows, side="right"), steps - 1)
         column = jnp.clip(rows - (ends - batch_sizes)[t], 0, batch - 1)
-        live = (rows < ends[-1]).reshape((capacity,) + (1,) * (x.ndim - 2))
-        data = jnp.where(live, x[t, order[column]], jnp.zeros((), x.dtype))
+        data = where_live(rows < ends[-1], x[t, order[column]])
         if known is None and jnp.issubdtype(x.dtype, jnp.inexact):
             data = jnp.where(ends[-1] > capacity, jnp.full((), jnp.nan, x.dtype), data)
     return PackedSequence(data, batch_sizes, order, jnp.argsort(order).astype(jnp.int32))
@@ -169,8 +169,8 @@ def pad_packed_sequence(
         starts = jnp.cumsum(sizes) - sizes
         ranks = packed.unsorted_indices[None, :]
         rows = jnp.clip(starts[:, None] + ranks, 0, data.shape[0] - 1)
-        live = (ranks < sizes[:, None]).reshape((total, batch) + (1,) * (data.ndim - 1))
-        x = jnp.where(live, data[rows], padding)
+        of_rows = data[rows]
+        x = jnp.where(along_first(ranks < sizes[:, None], of_rows), of_rows, padding)
     return (jnp.swapaxes(x, 0, 1) if batch_first else x), lengths
 
 

@@ -30,7 +30,15 @@ from jrnn.nn.checks import Shape, check_bools, check_floating, check_integer
 from jrnn.nn.layers import accumulator
 from jrnn.nn.modules import Parameters
 from jrnn.nn.params import Arrays, Params, Shapes
-from jrnn.nn.sequences import Compaction, Sequences, Steps, compute_type, in_rows, where_live
+from jrnn.nn.sequences import (
+    Compaction,
+    Sequences,
+    Steps,
+    before_end,
+    compute_type,
+    in_rows,
+    where_live,
+)
 from jrnn.nn.settings import spelled_out
 from jrnn.nn.span import PyTree, Span
 
@@ -266,7 +274,7 @@ class RecurrentLayer(Parameters):
             lengths = steps.lengths
             resets = steps.resets
         if lengths is not None:
-            live = jnp.arange(span.steps)[:, None] < lengths[None]
+            live = before_end(span.steps, lengths)
             x = where_live(live, x)
             dt = None if dt is None else where_live(live, dt)
             resets = None if resets is None else resets & live

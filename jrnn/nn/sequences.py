@@ -113,14 +113,22 @@ class Steps:
         return cls(*given, single=x.ndim == 1)
 
 
+def before_end(steps: int, lengths: Array) -> Array:
+    """Which steps are before the ends of their sequences: lengths [N] -> [T, N]."""
+    return jnp.arange(steps)[:, None] < lengths[None]
+
+
+def along_first(values: Any, like: Any) -> Any:
+    """Values of the first axes, in a shape that broadcasts with `like`."""
+    return values.reshape(values.shape + (1,) * (like.ndim - values.ndim))
+
+
 def where_live(live: Array, x: Array) -> Array:
     """x [T, N, ...] where `live` [T, N], and 0 elsewhere.
 
     Padding may hold NaN. It is replaced before any product, so that it reaches neither values nor gradients.
     """
-    return jnp.where(
-        live.reshape(live.shape + (1,) * (x.ndim - live.ndim)), x, jnp.zeros((), x.dtype)
-    )
+    return jnp.where(along_first(live, x), x, jnp.zeros((), x.dtype))
 
 
 def in_rows(rows: Array, then: Any, otherwise: Any, axis: int = 0) -> Any:
@@ -168,7 +176,7 @@ class Compaction(NamedTuple):
         [[0, 5, 0, 6]]
         """
         if lengths is not None:
-            live = jnp.arange(mask.shape[0])[:, None] < lengths[None]
+            live = before_end(len(mask), lengths)
             mask = mask & live
             resets = None if resets is None else resets & live
         order = jnp.argsort(~mask, axis=0, stable=True).astype(jnp.int32)
@@ -183,17 +191,14 @@ class Compaction(NamedTuple):
         any_left = compaction.lengths > 0
         last = jnp.take_along_axis(own, jnp.maximum(compaction.lengths, 1)[None] - 1, axis=0)[0]
         return compaction._replace(
-            resets=(own > earlier)
-            & (jnp.arange(mask.shape[0])[:, None] < compaction.lengths[None]),
+            resets=(own > earlier) & before_end(len(mask), compaction.lengths),
             before=jnp.where(any_left, own[0], end) > resets[0],
             after=end > jnp.where(any_left, last, 0),
         )
 
     def moved(self, leaf: Array) -> Array:
         """The steps [T, N, ...] that count first."""
-        return jnp.take_along_axis(
-            leaf, self.order.reshape(self.order.shape + (1,) * (leaf.ndim - 2)), axis=0
-        )
+        return jnp.take_along_axis(leaf, along_first(self.order, leaf), axis=0)
 
     def put_back(self, leaf: Array) -> Array:
         """Moved steps [T, N, ...] where they were, and zeros at steps that do not count."""
@@ -202,5 +207,5 @@ class Compaction(NamedTuple):
         place = jnp.maximum(jnp.cumsum(self.mask, axis=0, dtype=jnp.int32) - 1, 0)
         return where_live(
             self.mask,
-            jnp.take_along_axis(leaf, place.reshape(place.shape + (1,) * (leaf.ndim - 2)), axis=0),
+            jnp.take_along_axis(leaf, along_first(place, leaf), axis=0),
         )

@@ -17,7 +17,7 @@ from jrnn.errors import LayerError
 from jrnn.nn.checks import check_array
 from jrnn.nn.modules import GRU, LSTM, RNN
 from jrnn.nn.recurrent import Outputs, RecurrentLayer
-from jrnn.nn.sequences import Sequences, Steps, where_live
+from jrnn.nn.sequences import Sequences, Steps, along_first, before_end, where_live
 from jrnn.nn.span import PyTree
 
 
@@ -89,7 +89,7 @@ class Sequential(nnx.Module):
         x = rows.pop("x")
         live = rows["mask"]
         if given.lengths is not None:
-            within = jnp.arange(x.shape[0])[:, None] < given.lengths[None]
+            within = before_end(len(x), given.lengths)
             within = within[:, 0] if given.single else within
             live = within if live is None else live & within
             rows["lengths"] = given.lengths
@@ -178,11 +178,7 @@ class Sequential(nnx.Module):
                 after.append(new if single else _moved(part, new))
             else:
                 if live is not None:
-                    x = jnp.where(
-                        live.reshape(live.shape + (1,) * (x.ndim - live.ndim)),
-                        x,
-                        jnp.ones((), x.dtype),
-                    )
+                    x = jnp.where(along_first(live, x), x, jnp.ones((), x.dtype))
                 x = call(part, x, None)
         return (x if live is None else where_live(live, x)), tuple(after)
 

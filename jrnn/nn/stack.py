@@ -38,7 +38,15 @@ from jrnn.nn.params import (
     cell_layout_of,
     layout_of,
 )
-from jrnn.nn.sequences import Compaction, Sequences, Steps, compute_type, in_rows, where_live
+from jrnn.nn.sequences import (
+    Compaction,
+    Sequences,
+    Steps,
+    before_end,
+    compute_type,
+    in_rows,
+    where_live,
+)
 from jrnn.nn.settings import Settings
 from jrnn.nn.units import State, Unit
 
@@ -186,7 +194,7 @@ def _run_layers(
         if steps.after is not None and width == 2:
             states = _in_direction(1, width, steps.after, fresh, states)
     if lengths is not None:
-        live = jnp.arange(x.shape[0])[:, None] < lengths[None]
+        live = before_end(len(x), lengths)
         x = where_live(live, x)
         resets = None if resets is None else resets & live
     starts = [None] * len(weights) if resets is None else _restarts(resets, fresh, width)

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from jrnn.errors import LayerError
+from jrnn.nn.sequences import along_first
 from jrnn.testing.properties import need
 from jrnn.testing.subjects import Outputs, PyTree
 
@@ -160,7 +161,7 @@ def _of_jrnn(model: Any) -> AdaptedModel:
         for name, (kind, leaf) in leaves.items():
             if kind == "attention":  # without the slots that nothing attends to
                 live = np.asarray(state[f"{name.rpartition('.')[0]}.places"]) >= 0
-                leaves[name] = kind, leaf * live.reshape(live.shape + (1,) * (leaf.ndim - 2))
+                leaves[name] = kind, leaf * along_first(live, leaf)
         return leaves
 
     def call(

@@ -17,6 +17,7 @@ import numpy as np
 
 from jrnn.jaxprs.trials import central_difference
 from jrnn.nets.ir import Values
+from jrnn.nn.sequences import along_first
 from jrnn.testing.invariance import (
     Wrong,
     depends_on_batch,
@@ -265,7 +266,7 @@ def _of_filler(layer: Layer, inside: np.ndarray, **options: Any) -> Callable[[fl
     """Returns a function: the value of all steps outside of `inside` [T, N] -> results and gradients inside."""
 
     def counted(array: Any, xp: Any = np) -> Any:
-        return xp.where(inside.reshape(inside.shape + (1,) * (array.ndim - 2)), array, 0)
+        return xp.where(along_first(inside, array), array, 0)
 
     def results(fill: float) -> Values:
         x = np.array(layer.x)

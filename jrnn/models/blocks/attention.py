@@ -29,6 +29,7 @@ from jrnn.models.family import (
 )
 from jrnn.models.model_config import DecoderKeys, Rope, divides
 from jrnn.nn.layers import accumulator
+from jrnn.nn.sequences import before_end
 from jrnn.nn.span import Span, heads, rotate
 
 
@@ -68,7 +69,7 @@ def attend(
     slots = state["places"].shape[1]
     live = jnp.ones((steps, batch), bool)
     if span.lengths is not None:
-        live = jnp.arange(steps)[:, None] < span.lengths[None]
+        live = before_end(steps, span.lengths)
     given = {"keys": k, "values": v, "places": positions} | (
         {} if index is None else {"index": index}
     )

@@ -149,24 +149,18 @@ def top_k(x, k_blob=None, *, k: int | None = None, axis: int = -1):
     flat = jnp.moveaxis(jnp.arange(x.size, dtype=int64()).reshape(x.shape), over, -1)
     place = jnp.take_along_axis(flat, index, axis=-1)
     padding = [(0, 0)] * (x.ndim - 1) + [(0, max(k - size, 0))]
-    values = jnp.pad(values, padding)
-    index = jnp.pad(index.astype(int64()), padding, constant_values=-1)
-    place = jnp.pad(place.astype(int64()), padding, constant_values=-1)
-    return (
-        jnp.moveaxis(values, -1, over),
-        jnp.moveaxis(index, -1, over),
-        jnp.reshape(jnp.moveaxis(place, -1, over), (-1,)),
-    )
+
+    def filled(part: Any, fill: int) -> Any:
+        return jnp.moveaxis(jnp.pad(part, padding, constant_values=fill), -1, over)
+
+    index = filled(index.astype(int64()), -1)
+    place = filled(place.astype(int64()), -1)
+    return filled(values, 0), index, jnp.reshape(place, (-1,))
 
 
 @op("TopKGradient")
 def top_k_gradient(dy, index, x, *, axis: int = -1):
     over = canonical_axis(axis, x.ndim)
-    dy = jnp.moveaxis(dy, over, -1)
-    index = jnp.moveaxis(index, over, -1)
-    rows = jnp.zeros((dy.size // max(dy.shape[-1], 1), x.shape[over]), dy.dtype)
-    index = jnp.reshape(index, (rows.shape[0], -1))
-    index = jnp.where(index < 0, rows.shape[1], index)  # the padding falls outside and is dropped
-    row = jnp.arange(rows.shape[0])[:, None]
-    dx = rows.at[row, index].set(jnp.reshape(dy, index.shape), mode="drop")
-    return jnp.moveaxis(jnp.reshape(dx, (*dy.shape[:-1], rows.shape[1])), -1, over)
+    places = list(jnp.indices(index.shape, sparse=True))
+    places[over] = jnp.where(index < 0, x.shape[over], index)  # the padding falls outside
+    return jnp.zeros(x.shape, dy.dtype).at[tuple(places)].set(dy, mode="drop")

@@ -9,6 +9,7 @@ from jax import lax
 from onnx import TensorProto, helper
 
 from jrnn.errors import ConversionError
+from jrnn.nn.span import along_last
 from jrnn.onnx.graph import cast, op, xp
 from jrnn.onnx.ops.contract import by_channel
 from jrnn.onnx.ops.windows import add_bias, convolve
@@ -185,7 +186,7 @@ def centered(x, zero, is_row: bool = False):
         return x
     zero = jnp.asarray(zero).astype(jnp.int32)
     zero = zero[..., None] if is_row and zero.ndim else zero
-    return x - zero.reshape((1,) * (x.ndim - zero.ndim) + zero.shape)
+    return x - along_last(zero, x)
 
 
 def _filters(weight, zero):
@@ -239,8 +240,7 @@ def _(
 
 
 def _wide(value, like):
-    value = jnp.asarray(value)
-    return value.reshape((1,) * (like.ndim - value.ndim) + value.shape)
+    return along_last(jnp.asarray(value), like)
 
 
 @op("QLinearConv")

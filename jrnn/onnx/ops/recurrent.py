@@ -18,6 +18,7 @@ from jrnn.errors import ConversionError, near
 from jrnn.jaxprs.unit_formulas import interpolated
 from jrnn.loops import scan
 from jrnn.nn.layers import contract
+from jrnn.nn.span import along_last
 from jrnn.onnx.graph import op
 from jrnn.onnx.ops.elementwise_nodes import ACTIVATIONS, settings_of
 from jrnn.onnx.ops.quantized import centered, dynamic
@@ -268,7 +269,7 @@ def _(
             small, x_scale, x_zero = dynamic(x)
             total = jnp.matmul(centered(small, x_zero), right).astype(x.dtype)
             factor = x_scale * jnp.asarray(scale)[k].reshape(-1)
-            return total * factor.reshape((1,) * (x.ndim - 1) + (-1,))
+            return total * along_last(factor, x)
 
         return product
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from jrnn.errors import CheckpointError, DataError
 from jrnn.files import checked
+from jrnn.nn.span import along_last
 from jrnn.train.models import Model, Params
 
 # What a run keeps of its data, as plain JSON; see `Task.fingerprint`.
@@ -302,7 +303,7 @@ class Scaling:
 
     @staticmethod
     def _along(numbers: Sequence[float], like: Any) -> Any:
-        return jnp.asarray(numbers, like.dtype).reshape((1,) * (like.ndim - 1) + (-1,))
+        return along_last(jnp.asarray(numbers, like.dtype), like)
 
     def apply(self, values: np.ndarray) -> np.ndarray:
         """[..., D] -> float32 [..., D]."""

@@ -6,6 +6,7 @@ Shapes: N batch, C channels, G groups; x [N, C, *spatial] (order NCHW) or [N, *s
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -279,15 +280,10 @@ def rms_norm(x, gamma, beta, *, axis: int = 1, eps: float = 0.0):
 
 @op("RMSNormGradient", outputs=3)
 def rms_norm_gradient(dy, x, gamma, rrms, *, axis: int = 1, eps: float = 0.0):
-    x2 = columns_from(x, axis, gamma=gamma)
     check_shape(dy, x.shape, "dy")
-    dy2 = dy.reshape(x2.shape)
-    r = rrms.reshape(-1, 1)
-    scaled = dy2 * gamma.reshape(1, -1)
-    normal = x2 * r
-    dx = r * (scaled - normal * (scaled * normal).mean(1, keepdims=True))
-    return (
-        dx.reshape(x.shape),
-        (dy2 * normal).sum(0).reshape(gamma.shape),
-        dy2.sum(0).reshape(gamma.shape),
-    )
+
+    def normalized(x, gamma, beta):
+        return rms_norm(x, gamma, beta, axis=axis, eps=eps)[0]
+
+    _, pullback = jax.vjp(normalized, x, gamma, jnp.zeros_like(gamma))
+    return pullback(dy)

@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jrnn.errors import OpError
+from jrnn.nets.ops.lengths import per_row
 from jrnn.nets.ops.values import describe, raise_if, scalar, takes
 from jrnn.nets.registry import op
 
@@ -85,7 +86,7 @@ def adam_step(m1, m2, grad, t, beta1, beta2, epsilon):
     m2 = beta2 * m2 + (1 - beta2) * (grad * grad).mean(tuple(range(m2.ndim, grad.ndim)))
     correction = jnp.sqrt(filled(beta2, t)) / filled(beta1, t)
     root = jnp.sqrt(m2) + epsilon
-    return correction * m1 / root.reshape(m2.shape + (1,) * (grad.ndim - m2.ndim)), m1, m2
+    return correction * m1 / per_row(root, grad), m1, m2
 
 
 def adam_options(
