@@ -16,7 +16,7 @@ import numpy as np
 from jrnn.errors import ConversionError, FormatError, near
 from jrnn.files import AtLeast, checked, kind_of, new_folder, read_json, write_whole
 from jrnn.nets.graph.scope import reads
-from jrnn.nets.ir import Blobs, Net, Numbers, Op, inputs_of, written_by
+from jrnn.nets.ir import Blobs, Net, Numbers, Op, inputs_of, makers_of, written_by
 from jrnn.nets.lowering import run_net, to_jax
 from jrnn.nets.ops.values import DTYPES
 from jrnn.nets.proto import read_net, write_net
@@ -101,7 +101,7 @@ class Package:
     def weight_names(self) -> tuple[str, ...]:
         """The blobs that the init net fills, without the inputs."""
         inputs = self.inputs
-        return tuple(name for name in self._fills() if name not in inputs)
+        return tuple(name for name in makers_of(self.init_net.ops) if name not in inputs)
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -163,16 +163,9 @@ class Package:
                     f"the package needs {', '.join(map(repr, inputs))}; {name!r} is missing"
                 )
 
-    def _fills(self) -> dict[str, Op]:
-        """The blobs that the init net fills, with the operators that do."""
-        fills: dict[str, Op] = {}
-        for op in self.init_net.ops:
-            fills.update(dict.fromkeys(op.outputs, op))
-        return fills
-
     def _required(self, names: Iterable[str]) -> list[str]:
         """The names that need a value of the caller."""
-        fills = self._fills()
+        fills = makers_of(self.init_net.ops)
         placeholders = self._placeholders()
         return [name for name in names if name not in fills or name in placeholders]
 
@@ -191,7 +184,7 @@ class Package:
 
     def _suggested(self, read: Iterable[str]) -> dict[str, str]:
         """Inputs of a package whose init net fills every blob: leading single numbers, and the first operator's input."""
-        fills = self._fills()
+        fills = makers_of(self.init_net.ops)
         reasons = {}
         for name in read:
             if not _fills_one_number(fills[name]):

@@ -78,6 +78,11 @@ def promoted_type(*values: jax.typing.ArrayLike) -> jnp.dtype:
         return jnp.result_type(*values)
 
 
+def is_floating(value: Any) -> bool:
+    """Whether a value has a type of floating-point numbers."""
+    return bool(jnp.issubdtype(value.dtype, jnp.floating))
+
+
 def with_promotion(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Runs a function of jrnn's own formulas with JAX's promotion of dtypes, which an option of the user may forbid."""
 

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import NetError
+from jrnn.jaxprs.queries import is_floating
 from jrnn.nets.gradient_maker import GradientSlice
 from jrnn.nets.ir import Blobs
 
 
 def widened(x: Any) -> Any:
     """A floating-point array as float64."""
-    is_float = isinstance(x, (jax.Array, np.ndarray)) and jnp.issubdtype(x.dtype, jnp.floating)
+    is_float = isinstance(x, (jax.Array, np.ndarray)) and is_floating(x)
     return x.astype(np.float64) if is_float else x
 
 

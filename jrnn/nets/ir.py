@@ -306,6 +306,14 @@ def written_by(ops: Iterable[Op]) -> NameSet:
     return written
 
 
+def makers_of(ops: Iterable[Op]) -> dict[str, Op]:
+    """The operator that writes each blob last."""
+    makers: dict[str, Op] = {}
+    for op in ops:
+        makers.update(dict.fromkeys(op.outputs, op))
+    return makers
+
+
 def inputs_of(ops: Iterable[Op]) -> NameSet:
     """The inputs of operators, each once, in order of appearance, as in `written_by`."""
     read: NameSet = {}

@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 
 from jrnn.errors import LayerError, near
 from jrnn.jaxprs.jax_internals import is_traced
+from jrnn.jaxprs.queries import is_floating
 
 Shape = tuple[int, ...]
 
@@ -137,9 +138,7 @@ def check_dt(where: str, dt: Any, shape: Shape, mask: Any = None) -> Array:
     jrnn.errors.LayerError: S5: dt has a value of -1.0; the time since the last step is at least 0
     """
     dt = check_array(where, "dt", dt)
-    if dt.shape != shape or not (
-        jnp.issubdtype(dt.dtype, jnp.floating) or jnp.issubdtype(dt.dtype, jnp.integer)
-    ):
+    if dt.shape != shape or not (is_floating(dt) or jnp.issubdtype(dt.dtype, jnp.integer)):
         given = f"{dt.dtype}{list(dt.shape)}"
         raise LayerError(
             f"{where}: dt is {given}; it must be numbers {list(shape)}, one for each step"

@@ -25,6 +25,7 @@ from jax.typing import DTypeLike
 from jrnn import jaxprs
 from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import alike, like
+from jrnn.jaxprs.queries import is_floating
 from jrnn.loops import Recompute, compiled_once, hashable
 from jrnn.nn.checks import Shape, check_bools, check_floating, check_integer
 from jrnn.nn.layers import accumulator
@@ -288,9 +289,7 @@ class RecurrentLayer(Parameters):
         )
         y, state = self._run(params, x, state, span)
         y = jax.tree.map(
-            lambda leaf: (
-                leaf.astype(span.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
-            ),
+            lambda leaf: leaf.astype(span.dtype) if is_floating(leaf) else leaf,
             y,
         )
         if live is not None:

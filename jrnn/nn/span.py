@@ -162,6 +162,16 @@ def along_last(values: Array, like: Array) -> Array:
     return values.reshape((1,) * (like.ndim - values.ndim) + values.shape)
 
 
+def joined(x: Array) -> Array:
+    """[T, N, heads, C] -> [T, N, heads * C]."""
+    return x.reshape(*x.shape[:2], -1)
+
+
+def outer(k: Array, v: Array) -> Array:
+    """k v^T of the last axes: [..., C], [..., V] -> [..., C, V]."""
+    return k[..., :, None] * v[..., None, :]
+
+
 def heads(x: Array, count: int) -> Array:
     """[..., heads * C] -> [..., heads, C]."""
     return x.reshape(*x.shape[:-1], count, -1)

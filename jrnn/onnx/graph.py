@@ -22,6 +22,7 @@ from onnx import AttributeProto, helper, numpy_helper
 from jrnn.errors import ConversionError, FormatError, JrnnError, OpError, UnknownOperatorError, near
 from jrnn.jaxprs.jax_internals import is_traced
 from jrnn.jaxprs.primitives import registering
+from jrnn.jaxprs.queries import is_floating
 from jrnn.nets.memory import check_call, check_results, check_size
 from jrnn.onnx.expand import STANDARD
 
@@ -262,7 +263,7 @@ def _attribute(a: onnx.AttributeProto) -> Any:
 
 def is_param(value: np.ndarray) -> bool:
     """Whether a constant is a parameter: floating point, of rank 1 or more. A scalar, such as an epsilon, is none."""
-    return value.ndim > 0 and jnp.issubdtype(value.dtype, jnp.floating)
+    return value.ndim > 0 and is_floating(value)
 
 
 def array_of(tensor: onnx.TensorProto) -> np.ndarray:

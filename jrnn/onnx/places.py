@@ -15,6 +15,7 @@ from jax.lax import GatherScatterMode as Mode
 
 from jrnn.errors import ConversionError
 from jrnn.jaxprs.flat import FlatEquation, flatten
+from jrnn.jaxprs.queries import is_floating
 from jrnn.onnx.emit import GraphEmitter, Value, ints, rule
 
 
@@ -102,7 +103,7 @@ def filling(node: FlatEquation, x: Value) -> Any:
     fill = node.params["fill_value"]
     if fill is not None:
         return fill
-    if jnp.issubdtype(x.dtype, jnp.floating):
+    if is_floating(x):
         return np.nan
     if x.dtype == bool:
         return True
@@ -220,7 +221,7 @@ def _(e: GraphEmitter, node: FlatEquation, x):
     function, start = _RUNNING[node.name]
     axis = node.params["axis"]
     reverse = int(node.params["reverse"])
-    if np.isinf(start) and not jnp.issubdtype(x.dtype, jnp.floating):
+    if np.isinf(start) and not is_floating(x):
         if start < 0:
             start = np.iinfo(x.dtype).min
         else:

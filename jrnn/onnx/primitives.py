@@ -16,6 +16,7 @@ import numpy as np
 from jrnn.errors import ConversionError
 from jrnn.jaxprs.flat import FlatEquation
 from jrnn.jaxprs.primitives import definitions
+from jrnn.jaxprs.queries import is_floating
 from jrnn.onnx.emit import GraphEmitter, Value, ints, is_static, known, rule
 from jrnn.onnx.places import filling, gathered
 
@@ -82,7 +83,7 @@ def _(e, node, a, b):
         a = e.cast(a, np.int32)
         b = e.cast(b, np.int32)
     compared = same(e, node, _IN_ORDER[node.name], a, b)
-    if not jnp.issubdtype(a.dtype, jnp.floating):
+    if not is_floating(a):
         return compared
     a_is_nan, last = (e.op("IsNaN", [x], x.shape, bool) for x in (a, b))
     if node.name != "le_to":

@@ -18,6 +18,7 @@ from onnx import AttributeProto, checker, helper, inliner, numpy_helper, shape_i
 from jrnn.errors import FormatError, OpError, near
 from jrnn.files import new_file
 from jrnn.files.reading import available
+from jrnn.jaxprs.queries import is_floating
 from jrnn.nets.proto.codec import file_bytes
 from jrnn.nets.proto.messages import DEFAULT_LIMITS
 from jrnn.onnx.expand import STANDARD, constants_of, expanded, nodes_of, opset_of, schema_of
@@ -281,7 +282,7 @@ def _checked(spec: Spec, inputs: Values) -> Any:
     same = jax.dtypes.canonicalize_dtype(value.dtype) == spec.dtype
     if not same or not spec.fits(value.shape):
         raise OpError(f"an array {value.dtype}{list(value.shape)} was given for the input {spec}")
-    if jnp.issubdtype(value.dtype, jnp.floating):
+    if is_floating(value):
         return jnp.asarray(value)
     return value
 

@@ -30,7 +30,7 @@ from jrnn.models.family import (
 from jrnn.models.model_config import DecoderKeys, Rope, divides
 from jrnn.nn.layers import accumulator
 from jrnn.nn.sequences import before_end
-from jrnn.nn.span import Span, heads, rotate
+from jrnn.nn.span import Span, heads, joined, rotate
 
 
 def memory(slots: int, key_heads: int, size: int) -> Shapes:
@@ -253,7 +253,7 @@ class Attention(Block):
         gate = None
         if self.gated:
             q, gate = jnp.split(heads(q, self.heads), 2, axis=-1)
-            q = q.reshape(*q.shape[:2], -1)
+            q = joined(q)
         q = self._normed(w, self.norms[0], q, self.heads)
         k = self._normed(w, self.norms[1], k, self.key_heads)
         if self.rope is not None:
@@ -269,7 +269,7 @@ class Attention(Block):
             scale=self.scale,
         )
         y = y if gate is None else y * jax.nn.sigmoid(gate)
-        return w.linear(self.out, y.reshape(*y.shape[:2], -1)), after
+        return w.linear(self.out, joined(y)), after
 
     def _normed(self, w: Scoped, name: str, x: Array, count: int) -> Array:
         """[T, N, heads C] -> [T, N, heads, C]."""
@@ -367,7 +367,7 @@ class Latent(Block):
         )
         y = y[..., : self.value]
         y = y if self.gate is None else y * jax.nn.sigmoid(w.linear(self.gate, x))[..., None]
-        return w.linear(self.out, y.reshape(*x.shape[:2], -1)), after
+        return w.linear(self.out, joined(y)), after
 
     def choice(self, w: Scoped, x: Array, query: Array) -> dict[str, Any]:
         """The last arguments of `attend`; `query`: the queries before their last product."""

@@ -28,7 +28,7 @@ from jrnn.models.family import (
 from jrnn.models.model_config import ACTIVATIONS, divides
 from jrnn.nn.families.linear_attention_layers import delta, gated_delta
 from jrnn.nn.families.mamba_layer import state_space
-from jrnn.nn.span import along_last, heads, rms_norm, unit_length
+from jrnn.nn.span import along_last, heads, joined, rms_norm, unit_length
 
 CONVOLUTIONS = Merge(("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"), stacks=False)
 
@@ -127,7 +127,7 @@ class Delta(Block):
         S, y = w.scan(gated_delta, state, "S", (q * self.key**-0.5, k, v, beta, jnp.exp(-rate)))
         norm, out = ("o_norm", "o_proj") if self.products == "each" else ("norm", "out_proj")
         y = rms_norm(y, w[f"{norm}.weight"], self.epsilon) * jax.nn.silu(z)
-        return w.linear(out, y.reshape(*x.shape[:2], -1)), {"conv": conv, "S": S}
+        return w.linear(out, joined(y)), {"conv": conv, "S": S}
 
 
 def channel_delta(S: Array, at: Any) -> tuple[Array, Array]:
@@ -211,7 +211,7 @@ class Kda(Block):
         y = rms_norm(y, w["o_norm.weight"], self.epsilon) * jax.nn.sigmoid(
             heads(product("g"), self.heads)
         )
-        return w.linear(self.out, y.reshape(*x.shape[:2], -1)), {"conv": conv, "S": S}
+        return w.linear(self.out, joined(y)), {"conv": conv, "S": S}
 
 
 @dataclass(frozen=True)
@@ -249,5 +249,5 @@ class Lightning(Block):
         rates = 2.0 ** (-8 / self.heads * np.arange(1, self.heads + 1)) * self.share
         decay = jnp.broadcast_to(jnp.asarray(np.exp(-rates), q.dtype)[None, None], q.shape[:3])
         S, y = w.scan(state_space, state, "S", (q, k, v, decay))
-        y = Norm(self.heads * self.size, 1e-6)(w.at("norm"), y.reshape(*x.shape[:2], -1))
+        y = Norm(self.heads * self.size, 1e-6)(w.at("norm"), joined(y))
         return w.linear("out_proj", jax.nn.sigmoid(w.linear("output_gate", x)) * y), {"S": S}

@@ -110,8 +110,7 @@ def _set_devices(net: Net, devices: Mapping[Versioned, str]) -> Net:
     accesses, _ = get_accesses(net)
     ops = []
     for op, access in zip(net.ops, accesses):
-        blobs = (*access.reads.items(), *access.writes.items())
-        if op.type in COPIES or any(devices[blob] == "gpu" for blob in blobs):
+        if op.type in COPIES or any(devices[blob] == "gpu" for blob in access.blobs):
             op = on_device(op, CUDA)
         ops.append(op)
     return replace(net, ops=tuple(ops))
@@ -285,7 +284,7 @@ def infer_status(
     ends = [*versioned(net.external_inputs, {}), *versioned(net.external_outputs, versions)]
     blobs: dict[Versioned, None] = {}
     for access in accesses:
-        blobs.update(dict.fromkeys((*access.reads.items(), *access.writes.items())))
+        blobs.update(dict.fromkeys(access.blobs))
     for blob, status in known_status.items():
         if blob not in blobs and blob not in ends:
             raise NetError(

@@ -16,8 +16,8 @@ from jrnn.nets.graph.rename import rename_blobs, rename_in_op
 from jrnn.nets.graph.scope import (
     Workspace,
     all_names,
+    all_reads,
     bound_names,
-    free_names,
     has_sub_nets,
     keeps_outputs,
     outer_names,
@@ -122,7 +122,7 @@ def _origins(net: Net) -> list[list[tuple[int, int]]]:
     outside = 0
     origins = []
     for i, op in enumerate(net.ops):
-        read = (*op.inputs, *free_names(op))
+        read = all_reads(op)
         for name in read:
             if name not in origin:
                 origin[name] = (-1, outside)

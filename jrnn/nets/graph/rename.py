@@ -33,6 +33,11 @@ def new_names(names: Iterable[str], new: Renames) -> Names:
     return tuple(new.get(name, name) for name in names)
 
 
+def with_names(op: Op, read: Renames, written: Renames) -> Op:
+    """Returns the operator with other inputs and outputs."""
+    return replace(op, inputs=new_names(op.inputs, read), outputs=new_names(op.outputs, written))
+
+
 def _map_names(arg: Arg, names: Renames) -> Arg:
     """Returns an argument with its strings replaced; other values are unchanged."""
     if arg.kind not in ("s", "strings") or isinstance(arg.value, Net):
@@ -148,7 +153,7 @@ def rename_in_op(op: Op, read: Renames, written: Renames) -> Op:
     >>> rename_in_op(op, {"x": "a"}, {"x": "b"}) == Op.of("Relu", ["a"], ["b"])
     True
     """
-    new_op = replace(op, inputs=new_names(op.inputs, read), outputs=new_names(op.outputs, written))
+    new_op = with_names(op, read, written)
     if not op.args:
         return new_op
 
@@ -182,7 +187,7 @@ def rename_in_workspace(op: Op, names: Renames, *, top: bool = True) -> Op:
         return rename_in_workspace(inner, names)
 
     if top:
-        op = replace(op, inputs=new_names(op.inputs, names), outputs=new_names(op.outputs, names))
+        op = with_names(op, names, names)
     if workspace_of(op) is not Workspace.SHARED:
         return op
     return op.map_sub_nets(lambda net: map_ops(net, rename_inner))
@@ -349,7 +354,7 @@ def ssa_rewrite(net: Net, *, number_all: bool = False) -> Net:
     ties = _ties(accesses)
     seen: dict[str, set[int]] = {}
     for a in accesses:
-        for name, version in (*a.reads.items(), *a.writes.items()):
+        for name, version in a.blobs:
             seen.setdefault(name, set()).add(ties.get((name, version), version))
     kept = set(all_names(net))
     if number_all:

@@ -130,12 +130,17 @@ def free_names(op: Op) -> list[str]:
     return [name for name in read if name not in known]
 
 
+def all_reads(op: Op) -> list[str]:
+    """Returns the blobs that an operator and its sub-nets read."""
+    return [*op.inputs, *free_names(op)]
+
+
 def reads(net: Net) -> list[str]:
     """Returns the blobs that operators of `net` read before one of them writes it, each once, in order."""
     written: set[str] = set()
     read: NameSet = {}
     for op in net.ops:
-        for name in (*op.inputs, *free_names(op)):
+        for name in all_reads(op):
             if name not in written:
                 read[name] = None
         written.update(op.outputs)
@@ -159,7 +164,7 @@ def workspace_names(net: Net) -> list[str]:
     """Returns every name of a blob in the workspace that `net` runs in, each once, in order of appearance."""
     blobs = list(net.external_inputs)
     for op in net.ops:
-        blobs += (*op.inputs, *free_names(op))
+        blobs += all_reads(op)
         if workspace_of(op) is Workspace.SHARED:
             for sub_net in nets_of(op):
                 blobs += workspace_names(sub_net)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jrnn.errors import printable
-from jrnn.nets.graph.scope import free_names
+from jrnn.nets.graph.scope import all_reads, free_names
 from jrnn.nets.ir import Arg, Blobs, DeviceOption, Message, Net, Numbers, Op
 
 _LONGEST_LIST = 8
@@ -147,7 +147,7 @@ def _dot_lines(net: Net, path: str) -> Iterator[str]:
 
     for i, op in enumerate(net.ops):
         node = _quoted(f"{path}o/{i}")
-        read = (*op.inputs, *free_names(op))
+        read = all_reads(op)
         for name in read:
             if name not in versions:
                 versions[name] = 0

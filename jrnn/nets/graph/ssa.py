@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jrnn.errors import NetError, describe_op, near
-from jrnn.nets.graph.scope import free_names, keeps_outputs, reads
+from jrnn.nets.graph.scope import all_reads, free_names, keeps_outputs, reads
 from jrnn.nets.ir import Names, NameSet, Net, Op, written_by
 
 KnownVersions = Mapping[str, int]  # of blobs, to continue from
@@ -79,6 +79,11 @@ class Access:
     writes: Versions
     updates: Names = ()
 
+    @property
+    def blobs(self) -> list[Versioned]:
+        """All that it reads and writes."""
+        return [*self.reads.items(), *self.writes.items()]
+
 
 def get_accesses(
     net: Net, blob_versions: KnownVersions | None = None
@@ -88,7 +93,7 @@ def get_accesses(
     accesses = []
     for op in net.ops:
         read: Versions = {}
-        for name in (*op.inputs, *free_names(op)):
+        for name in all_reads(op):
             read[name] = versions.setdefault(name, 0)
         updates: list[str] = []
         if keeps_outputs(op):
@@ -385,7 +390,7 @@ def extract_sub_net(
     order = flow.needed_ops(wanted, given.items())
     for index in order:
         access = flow.accesses[index]
-        for blob, version in (*access.reads.items(), *access.writes.items()):
+        for blob, version in access.blobs:
             if given.get(blob, version) != version:
                 raise NetError(
                     f"{place_of(net, index)} is needed and handles version {version} of {blob!r}, which is given as "

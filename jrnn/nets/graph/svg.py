@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from jrnn.errors import printable
-from jrnn.nets.graph.scope import free_names
+from jrnn.nets.graph.scope import all_reads
 from jrnn.nets.ir import Net
 
 Marks = Mapping[str, tuple[str, str]]  # a fill color and a note, by blob
@@ -126,7 +126,7 @@ def _draw(net: Net, marks: Marks) -> tuple[str, float, float]:
     edges: list[Edge] = []
     for k, op in enumerate(net.ops):
         here = ("op", k)
-        for name in dict.fromkeys((*op.inputs, *free_names(op))):
+        for name in dict.fromkeys(all_reads(op)):
             blob = ("blob", name, versions.setdefault(name, 0))
             labels.setdefault(blob, name)
             edges.append((blob, here))

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import OpError
+from jrnn.jaxprs.queries import is_floating
 from jrnn.nets.ir import Shape
 from jrnn.nets.ops.values import as_float, describe, flat_at, raise_if, takes
 from jrnn.nets.registry import SEED, gradient, op
@@ -121,7 +122,7 @@ def _register(
     @op(type, gradient=gradient, **traits)
     @takes(match=_match)
     def binary(a, b, *, match):
-        pair = {"f" if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype.kind for x in (a, b)}
+        pair = {"f" if is_floating(x) else x.dtype.kind for x in (a, b)}
         raise_if(
             len(pair) != 1 or not pair <= set(kinds),
             f"both must hold {wanted}, and the same type",

@@ -22,7 +22,7 @@ from jrnn.loops import scan
 from jrnn.loops.while_loops.trips import run_trips
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.graph.ssa import writers
-from jrnn.nets.ir import Blobs, Net, Op, Values, written_by
+from jrnn.nets.ir import Blobs, Net, Op, Values, makers_of, written_by
 from jrnn.nets.lowering import Context, Freed, execute
 from jrnn.nets.memory import size_of
 from jrnn.nets.ops.values import raise_if
@@ -407,11 +407,8 @@ def _as_arrays(state: Blobs) -> dict[str, jax.Array]:
 
 def _freed_by_trip(cond_net: Net, loop_net: Net) -> dict[str, Freed]:
     """The blobs without a value after a trip, which ends with the condition."""
-    last: dict[str, Op] = {}
-    for writer in (*loop_net.ops, *cond_net.ops):
-        last.update(dict.fromkeys(writer.outputs, writer))
     freed = {}
-    for name, writer in last.items():
+    for name, writer in makers_of((*loop_net.ops, *cond_net.ops)).items():
         if frees(writer.type):
             freed[name] = Freed(f"{writer.type} -> {name!r}")
     return freed

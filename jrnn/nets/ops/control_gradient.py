@@ -10,7 +10,7 @@ from dataclasses import replace
 from jrnn.errors import GradientError
 from jrnn.nets.autodiff import BackwardPass, backward_pass
 from jrnn.nets.gradient_maker import Gradient, GradientMaker, GradientSlice
-from jrnn.nets.graph.rename import new_names
+from jrnn.nets.graph.rename import new_names, with_names
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.ir import NameSet, Net, Op, Renames, written_by
 from jrnn.nets.ops.control import bindings
@@ -112,10 +112,6 @@ def _outer_values(g: GradientMaker, ops: Iterable[Op]) -> dict[str, str]:
     return values
 
 
-def _renamed(op: Op, names: Renames) -> Op:
-    return replace(op, inputs=new_names(op.inputs, names), outputs=new_names(op.outputs, names))
-
-
 def _branch_gradient(
     net: Net, arriving: Renames, external: Iterable[str]
 ) -> tuple[BackwardPass, NameSet]:
@@ -177,7 +173,7 @@ def if_gradient_maker(g):
             if part is None:
                 nets[which].append(Op.of(SEED, [name], [target], value=0.0))
             elif part in written_in[which] and part not in taken[which]:
-                nets[which] = [_renamed(op, {part: target}) for op in nets[which]]
+                nets[which] = [with_names(op, {part: target}, {part: target}) for op in nets[which]]
                 taken[which].add(part)
             else:
                 nets[which].append(Op.of(SAVE, [part], [target]))
@@ -191,7 +187,7 @@ def if_gradient_maker(g):
     condition = g.input(0)
     read = {condition: None}
     for argument, net, ops in zip(BRANCHES, branches, nets):
-        gradient_net = Net(net.name + "_grad", tuple(_renamed(op, values) for op in ops))
+        gradient_net = Net(net.name + "_grad", tuple(with_names(op, values, values) for op in ops))
         gradient_nets[argument] = gradient_net
         written.update(written_by(gradient_net.ops))
         read.update(dict.fromkeys(reads(gradient_net)))

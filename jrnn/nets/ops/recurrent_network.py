@@ -29,6 +29,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jrnn.errors import OpError
+from jrnn.jaxprs.queries import is_floating
 from jrnn.loops import scan
 from jrnn.nets.graph.ssa import undeclared_reads
 from jrnn.nets.ir import Blobs, Names, NameSet, Op, Shape, Values, written_by
@@ -161,8 +162,7 @@ def initial_state(w: Wiring, k: int, value: Any, sequence: Any) -> jax.Array:
     name = w.inputs[w.initial_ids[k]]
     batch = sequence.shape[1] if sequence.ndim > 1 else 1
     value = jnp.asarray(value)
-    is_floating = jnp.issubdtype(value.dtype, jnp.floating)
-    if is_floating and jnp.issubdtype(sequence.dtype, jnp.floating):
+    if is_floating(value) and is_floating(sequence):
         value = value.astype(jnp.promote_types(value.dtype, sequence.dtype))
     if value.ndim == 0:
         return value[None]

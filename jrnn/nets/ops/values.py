@@ -13,6 +13,7 @@ import numpy as np
 from jrnn.errors import OpError
 from jrnn.errors import describe_value as describe
 from jrnn.jaxprs.jax_internals import is_traced
+from jrnn.jaxprs.queries import is_floating
 from jrnn.nets.ir import Shape
 
 # TensorProto.DataType: the numbers that arguments such as `dtype` hold. STRING has no dtype.
@@ -59,7 +60,7 @@ def check_same_shape(names: str, *xs: Any) -> None:
 def check_float(x: Any, name: str) -> None:
     """Raises OpError unless `x` holds floating-point numbers."""
     raise_if(
-        not jnp.issubdtype(x.dtype, jnp.floating),
+        not is_floating(x),
         "it must hold floating-point numbers",
         **{name: x},
     )

@@ -30,7 +30,9 @@ from jrnn.nn.span import (
     Span,
     along_last,
     heads,
+    joined,
     layer_norm,
+    outer,
     rms_norm,
     rotate,
     unit_length,
@@ -188,7 +190,7 @@ class GLA(_Attention):
 def gated(S: Array, at: PyTree) -> Pair:
     """S' = diag(a) S + k v^T, y = S'^T q: q, k, a [N, K, C], v [N, K, V]; S [N, K, C, V]."""
     q, k, v, a = at
-    S = a[..., :, None] * S + k[..., :, None] * v[..., None, :]
+    S = a[..., :, None] * S + outer(k, v)
     return S, jnp.einsum("nkc,nkcv->nkv", q, S)
 
 
@@ -248,7 +250,7 @@ class DeltaNet(_Attention):
         window, S = state
         qkv, window = self._convolved(p, x, window, span)
         S, y = self._recurrence(p, x, S, (*qkv, jax.nn.sigmoid(span.linear(x, p["W_beta"]))), span)
-        return span.linear(y.reshape(*y.shape[:2], -1), p["W_o"]), (window, S)
+        return span.linear(joined(y), p["W_o"]), (window, S)
 
     def _recurrence(self, p: Params, x: Array, S: Array, xs: PyTree, span: Span) -> Pair:
         """The last S, and the normalized outputs of the heads; xs are q, k, v and beta."""

@@ -21,7 +21,7 @@ from jrnn.nn.families.diagonal import check_heads
 from jrnn.nn.params import Params
 from jrnn.nn.recurrent import Outputs, ParameterTable, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
-from jrnn.nn.span import Pair, PyTree, Span, along_last, heads, rms_norm
+from jrnn.nn.span import Pair, PyTree, Span, along_last, heads, outer, rms_norm
 
 
 def time_steps(key: Array, shape: Shape, dtype: DTypeLike = jnp.float32) -> Array:
@@ -218,5 +218,5 @@ class Mamba2(RecurrentLayer):
 def state_space(S: Array, at: PyTree) -> Pair:
     """S' = decay S + k v^T, y = S'^T q in each head: q, k [N, K, S], v [N, K, P], decay [N, K]; S [N, K, S, P]."""
     q, k, v, decay = at
-    S = decay[..., None, None] * S + k[..., :, None] * v[..., None, :]
+    S = decay[..., None, None] * S + outer(k, v)
     return S, jnp.einsum("nks,nksp->nkp", q, S)

@@ -22,7 +22,7 @@ from jrnn.nn.families.diagonal import check_heads
 from jrnn.nn.params import Arrays, Params
 from jrnn.nn.recurrent import Outputs, Parameter, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
-from jrnn.nn.span import Pair, PyTree, Span, along_last, heads, layer_norm, unit_length
+from jrnn.nn.span import Pair, PyTree, Span, along_last, heads, layer_norm, outer, unit_length
 
 MIXED = "rwkvag"  # receptance, decay, key, value, in-context learning rate, gate
 
@@ -141,16 +141,12 @@ def decayed(S: Array, at: PyTree) -> Pair:
     """RWKV-6: y = S^T r with the state before the step, S' = diag(w) S + k v^T: r, k and w [N, K, C], v [N, K, V]."""
     r, k, v, w = at
     y = jnp.einsum("nkcv,nkc->nkv", S, r)
-    return w[..., None] * S + k[..., :, None] * v[..., None, :], y
+    return w[..., None] * S + outer(k, v), y
 
 
 def generalized_delta(S: Array, at: PyTree) -> Pair:
     """S' = S diag(w) - (S kk) b^T + v k^T, y = S' r: all [N, K, C]; S [N, K, values, keys]."""
     r, w, k, v, kk, b = at
     removed = jnp.einsum("nkvc,nkc->nkv", S, kk)
-    S = (
-        w[..., None, :] * S
-        - removed[..., :, None] * b[..., None, :]
-        + v[..., :, None] * k[..., None, :]
-    )
+    S = w[..., None, :] * S - outer(removed, b) + outer(v, k)
     return S, jnp.einsum("nkvc,nkc->nkv", S, r)

@@ -22,7 +22,7 @@ from jrnn.nn.families.diagonal import check_heads
 from jrnn.nn.params import Params
 from jrnn.nn.recurrent import Outputs, ParameterTable, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
-from jrnn.nn.span import PyTree, Span, heads, layer_norm
+from jrnn.nn.span import PyTree, Span, heads, joined, layer_norm, outer
 
 NEVER = -1e30  # the logarithm of a forget gate's past that is empty; exp of it is 0
 
@@ -119,7 +119,7 @@ class SLSTM(_Heads):
 
         state, y = span.scan(step, state, wx)
         y = layer_norm(heads(y, self.num_heads), heads(p["norm"], self.num_heads))
-        return y.reshape(*y.shape[:2], -1), state
+        return joined(y), state
 
 
 class MLSTM(_Heads):
@@ -168,7 +168,7 @@ class MLSTM(_Heads):
         k = k / math.sqrt(k.shape[-1])
         state, y = span.scan(mlstm, state, (q, k, v, i, jax.nn.log_sigmoid(f)))
         y = layer_norm(y, heads(p["norm"], self.num_heads))
-        y = jax.nn.sigmoid(span.linear(x, p["W_o"], p["b_o"])) * y.reshape(*y.shape[:2], -1)
+        y = jax.nn.sigmoid(span.linear(x, p["W_o"], p["b_o"])) * joined(y)
         return span.linear(y, p["weight_out"]), state
 
 
@@ -183,7 +183,7 @@ def mlstm(state: PyTree, at: PyTree, epsilon: float = 0.0) -> tuple[Any, Array]:
     f = jnp.exp(log_f + m - top)
     i = jnp.exp(log_i - top)
     m = top
-    S = f[..., None, None] * S + i[..., None, None] * (k[..., :, None] * v[..., None, :])
+    S = f[..., None, None] * S + i[..., None, None] * (outer(k, v))
     n = f[..., None] * n + i[..., None] * k
     scale = jnp.maximum(jnp.abs(jnp.sum(n * q, axis=-1)), jnp.exp(-m)) + epsilon
     return (S, n, m), jnp.einsum("nkc,nkcv->nkv", q, S) / scale[..., None]

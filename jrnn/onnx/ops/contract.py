@@ -8,6 +8,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import ConversionError
+from jrnn.jaxprs.queries import is_floating
 from jrnn.onnx.graph import cast, op, spread, xp
 
 
@@ -70,7 +71,7 @@ def _(node, x, axes=None):
         if x.dtype == bool:
             options["initial"] = boolean
         else:
-            floating = jnp.issubdtype(x.dtype, jnp.floating)
+            floating = is_floating(x)
             options["initial"] = np.asarray(
                 infinite if floating else getattr(jnp.iinfo(x.dtype), bound), x.dtype
             )

@@ -9,6 +9,7 @@ from jax import lax
 from onnx import TensorProto, helper
 
 from jrnn.errors import ConversionError
+from jrnn.jaxprs.queries import is_floating
 from jrnn.nn.span import along_last
 from jrnn.onnx.graph import cast, op, xp
 from jrnn.onnx.ops.contract import by_channel
@@ -26,7 +27,7 @@ def converted(x, dtype, saturate: bool = True, rounding: str = "up"):
         rounding: to a power of two for float8_e8m0fnu: up, down or nearest.
     """
     name = np.dtype(dtype).name
-    if x.dtype == dtype or not jnp.issubdtype(x.dtype, jnp.floating):
+    if x.dtype == dtype or not is_floating(x):
         return cast(x, dtype)
     if name in _NARROW:
         return cast(cast(x, np.int32), dtype)
@@ -130,7 +131,7 @@ def _(node, x, scale, zero=None):
         else:
             dtype = np.dtype(np.uint8)
     x = jnp.asarray(x)
-    if jnp.issubdtype(x.dtype, jnp.floating):
+    if is_floating(x):
         units = x
     else:
         units = x.astype(jnp.float32)

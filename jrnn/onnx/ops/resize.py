@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import ConversionError, near
+from jrnn.jaxprs.queries import is_floating
 from jrnn.nets.memory import check_size
 from jrnn.onnx.graph import op
 from jrnn.onnx.ops.contract import precision
@@ -146,7 +147,7 @@ def resize_node(node, x, *given):
         region = list(map(float, node.known(roi, "roi")))
     x = jnp.asarray(x)
     dtype = x.dtype
-    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    is_float = is_floating(x)
     if is_float or mode == "nearest":
         image = x
     else:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jrnn.jaxprs.queries import is_floating
 from jrnn.nets.memory import check_size
 from jrnn.onnx.graph import op
 from jrnn.onnx.ops.contract import by_channel, precision
@@ -149,7 +150,7 @@ def _reduced(x, windows: Sequence[AxisWindow], initial, function):
 def max_pool_node(node, x):
     x = jnp.asarray(x)
     windows = _windows(node, x.shape[2:], node.get("kernel_shape"))
-    if jnp.issubdtype(x.dtype, jnp.floating):
+    if is_floating(x):
         lowest = -np.inf
     else:
         lowest = jnp.iinfo(x.dtype).min

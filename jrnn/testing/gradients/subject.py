@@ -16,6 +16,7 @@ import numpy as np
 
 from jrnn.convert.package import outputs_of
 from jrnn.errors import GradientError, near
+from jrnn.jaxprs.queries import is_floating
 from jrnn.nets.ir import Names, Net, Op, Values
 from jrnn.nets.lowering import to_jax, without_sources
 from jrnn.testing.gradients.report import Blobs
@@ -140,7 +141,7 @@ def seeds_of(name: str, outputs: Blobs, point: Blobs) -> dict[str, np.ndarray]:
     """The gradients that arrive at outputs of these shapes: the rows of an identity, or random ones if it is large."""
     smooth = {}
     for y, s in outputs.items():
-        if hasattr(s, "dtype") and jnp.issubdtype(s.dtype, jnp.floating):
+        if hasattr(s, "dtype") and is_floating(s):
             smooth[y] = s.shape
     sizes = list(map(math.prod, smooth.values()))
     total = sum(sizes)

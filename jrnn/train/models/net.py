@@ -15,6 +15,7 @@ import numpy as np
 
 from jrnn.convert import Package, export_package
 from jrnn.errors import ConfigError
+from jrnn.jaxprs.queries import is_floating
 from jrnn.nets import registry
 from jrnn.nets.autodiff import GradientSlice, add_gradients
 from jrnn.nets.blobs import dense
@@ -165,7 +166,7 @@ class NetModel(Model):
 def _in(dtype: str, value: Any) -> Any:
     """Casts floating-point numbers; returns others unchanged."""
     value = jnp.asarray(value)
-    return value.astype(dtype) if jnp.issubdtype(value.dtype, jnp.floating) else value
+    return value.astype(dtype) if is_floating(value) else value
 
 
 def for_evaluation(net: Net) -> Net:

@@ -19,7 +19,7 @@ from jrnn.convert import Package, export_package
 from jrnn.convert.package import INIT
 from jrnn.errors import ConfigError, JrnnError, near
 from jrnn.nets.graph import extract_sub_net, upgrade
-from jrnn.nets.ir import Net, Op
+from jrnn.nets.ir import Net, Op, makers_of
 from jrnn.nets.lowering import to_jax
 from jrnn.nets.proto import read_net
 from jrnn.nn.checks import Shape
@@ -94,7 +94,7 @@ def _model(config: NetDefConfig, signature: Signature, compute: Compute) -> NetD
     served = package.predict_net
     weights = package.weights(key=jax.random.key(0))
     output = _output(config, served)
-    written = _makers(served)
+    written = makers_of(served.ops)
     end = config.loss or output
     if end not in written:
         raise ConfigError(f"there is no blob {end!r}{near(end, written)}")
@@ -102,7 +102,7 @@ def _model(config: NetDefConfig, signature: Signature, compute: Compute) -> NetD
     inputs = [blob for blob in net.external_inputs if blob not in weights]
     last = {**_last_states(net, inputs), **config.states}
     feeds = _feeds(config, signature, [blob for blob in inputs if blob not in last])
-    known = _makers(net).keys() | weights.keys()
+    known = makers_of(net.ops).keys() | weights.keys()
     for name in [*last.values(), *config.frozen]:
         if name not in known:
             raise ConfigError(f"there is no blob {name!r}{near(name, weights)}")
@@ -146,14 +146,6 @@ def _model(config: NetDefConfig, signature: Signature, compute: Compute) -> NetD
     )
 
 
-def _makers(net: Net) -> dict[str, Op]:
-    """Returns the operator that writes each blob last."""
-    makers = {}
-    for op in net.ops:
-        makers |= dict.fromkeys(op.outputs, op)
-    return makers
-
-
 def _read(config: NetDefConfig) -> Package:
     path = Path(config.net or "")
     init = Path(config.init_net) if config.init_net else path.parent / INIT
@@ -167,7 +159,7 @@ def _output(config: NetDefConfig, net: Net) -> str:
     """Returns the blob of logits or values: of the config, or the loss's input, or the first output before its softmax."""
     if config.output is not None:
         return config.output
-    makers = _makers(net)
+    makers = makers_of(net.ops)
     if config.loss in makers and makers[config.loss].type == LOSS:
         return makers[config.loss].inputs[0]
     if not net.external_outputs:
