@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 __all__ = [
@@ -132,6 +132,12 @@ def near(name: str, known: Iterable[str]) -> str:
     """
     names = difflib.get_close_matches(name, list(known), n=3)
     return f"; did you mean {' or '.join(map(repr, names))}?" if names else ""
+
+
+def check_known(name: str, known: Collection[str], error: ErrorType, text: str) -> None:
+    """Raises the error with this text, and with near names, unless the name is known."""
+    if name not in known:
+        raise error(f"{text}{near(name, known)}")
 
 
 def describe_op(index: int, type: str, outputs: Iterable[str], net_name: str) -> str:

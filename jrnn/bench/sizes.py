@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from jrnn.errors import ConfigError, near
+from jrnn.errors import ConfigError, check_known, near
 
 GATES = {"lstm": 4, "gru": 3, "min_gru": 2, "min_lstm": 3, "lru": 2}
 CELLS = tuple(GATES)
@@ -72,10 +72,12 @@ def parse_sizes(texts: Sequence[str]) -> tuple[Size, ...]:
 def check_names(what: str, names: Sequence[str], known: Collection[str]) -> None:
     """Raises ConfigError for an unknown name."""
     for name in names:
-        if name not in known:
-            raise ConfigError(
-                f"bench: there is no {what} {name!r}; there are {', '.join(known)}{near(name, known)}"
-            )
+        check_known(
+            name,
+            known,
+            ConfigError,
+            f"bench: there is no {what} {name!r}; there are {', '.join(known)}",
+        )
 
 
 def flops(cell: str, size: Size, mode: str) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jrnn.errors import ConversionError, near
+from jrnn.errors import ConversionError, check_known
 from jrnn.interop.cell_weights import (
     CellArrays,
     Params,
@@ -112,6 +112,5 @@ def _names(kind: str, scope: str, layer: int, num_layers: int) -> list[str]:
 
 
 def _find(blobs: Weights, name: str, kind: str) -> np.ndarray:
-    if name not in blobs:
-        raise ConversionError(f"caffe2 {kind}: the blob {name!r} is missing{near(name, blobs)}")
+    check_known(name, blobs, ConversionError, f"caffe2 {kind}: the blob {name!r} is missing")
     return np.asarray(blobs[name])

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.errors import FormatError, near
+from jrnn.errors import FormatError, check_known, near
 from jrnn.files import new_folder, read_json, write_whole
 from jrnn.files.quantized_tensors import Dequantized, layouts
 from jrnn.files.tensors import open_tensors, read_aligned, write_tensors
@@ -146,10 +146,12 @@ class Tensors:
                 joins.append(merge.names)
         joined = {name: names for names in joins for name in names}
         for name, shape in shapes.items():
-            if name not in self.places:
-                raise FormatError(
-                    f"{self.folder}: lacks the tensor {name!r} {list(shape)}{near(name, self.places)}"
-                )
+            check_known(
+                name,
+                self.places,
+                FormatError,
+                f"{self.folder}: lacks the tensor {name!r} {list(shape)}",
+            )
             stored = self.places[name].shape
             wanted = shape
             if name in joined and all(

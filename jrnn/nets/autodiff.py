@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from jrnn.errors import GradientError, JrnnError, describe_op, near
+from jrnn.errors import GradientError, JrnnError, check_known, describe_op
 from jrnn.nets import registry
 from jrnn.nets.gradient_maker import (
     Gradient,
@@ -184,10 +184,12 @@ class _Pass:
     def seed(self, ys: Mapping[str, Gradient | None]) -> None:
         """Adds the gradients at which the pass begins."""
         for y, g in ys.items():
-            if y not in self.last:
-                raise GradientError(
-                    f"net {self.net_name!r} has no blob {y!r} to differentiate{near(y, self.last)}"
-                )
+            check_known(
+                y,
+                self.last,
+                GradientError,
+                f"net {self.net_name!r} has no blob {y!r} to differentiate",
+            )
             v = Version(y, self.last[y])
             # The caller reads y after the last operator.
             self.values[v].readers.append(len(self.forward))

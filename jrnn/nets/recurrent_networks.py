@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrnn.errors import NetError, near
+from jrnn.errors import NetError, check_known, near
 from jrnn.nets.autodiff import BackwardPass, backward_pass
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.gradient_maker import GradientSlice
@@ -300,15 +300,16 @@ class _Wires:
         written = written_by(step_net.ops)
         previous = [name for name, _ in initial_states]
         for name in previous:
-            if name not in links:
-                raise NetError(f"{where}: state {name!r} has no link{near(name, links)}")
+            check_known(name, links, NetError, f"{where}: state {name!r} has no link")
         for name, new in links.items():
             if name not in previous:
                 raise NetError(f"{where}: linked state {name!r} has no initial value")
-            if new not in written:
-                raise NetError(
-                    f"{where}: state {name!r} is linked to {new!r}, which the step net does not write{near(new, written)}"
-                )
+            check_known(
+                new,
+                written,
+                NetError,
+                f"{where}: state {name!r} is linked to {new!r}, which the step net does not write",
+            )
         for name in outputs:
             if name not in written:
                 why = f"is not written{near(name, written)}"

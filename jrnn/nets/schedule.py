@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jrnn.errors import JrnnError, NetError, near
+from jrnn.errors import JrnnError, NetError, check_known
 from jrnn.nets import registry
 from jrnn.nets.graph.scope import free_names
 from jrnn.nets.graph.ssa import live_ops, place_of
@@ -52,8 +52,7 @@ def schedule(
     if outputs is not None:
         known = {*net.external_inputs, *inputs_of(net.ops), *written_by(net.ops)}
         for name in outputs:
-            if name not in known:
-                raise NetError(f"net {net.name!r} has no blob {name!r} to fetch{near(name, known)}")
+            check_known(name, known, NetError, f"net {net.name!r} has no blob {name!r} to fetch")
         keep = live_ops(_with_updates(net), outputs)
     steps: list[ScheduledOp] = []
     written: set[str] = set()

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from jax import Array
 from onnx import AttributeProto, checker, helper, inliner, numpy_helper, shape_inference
 
-from jrnn.errors import FormatError, OpError, near
+from jrnn.errors import FormatError, OpError, check_known, near
 from jrnn.files import new_file
 from jrnn.files.reading import available
 from jrnn.jaxprs.queries import is_floating
@@ -97,8 +97,7 @@ class OnnxModel:
                 f"inputs are a dict of arrays by name, as in {example}, but are a {type(inputs).__name__}"
             )
         for name in params or ():
-            if name not in own:
-                raise OpError(f"no parameter is called {name!r}{near(name, own)}")
+            check_known(name, own, OpError, f"no parameter is called {name!r}")
         for name in inputs:
             if name not in (known := [s.name for s in self.inputs]):
                 raise OpError(

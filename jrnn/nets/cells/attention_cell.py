@@ -18,7 +18,7 @@ Sources: Bahdanau et al. 2015 (additive), Luong et al. 2015 (dot), Tu et al. 201
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jrnn.errors import NetError, near
+from jrnn.errors import NetError, check_known
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.cells.base import Cell, StateSpec, StepInputs, fully_connected, without_padding
 from jrnn.nets.ir import Names
@@ -69,10 +69,12 @@ class AttentionCell(Cell):
     memory_optimization: bool = False
 
     def __post_init__(self):
-        if self.kind not in KINDS:
-            raise NetError(
-                f"attention must be one of {', '.join(KINDS)}, is {self.kind!r}{near(self.kind, KINDS)}"
-            )
+        check_known(
+            self.kind,
+            KINDS,
+            NetError,
+            f"attention must be one of {', '.join(KINDS)}, is {self.kind!r}",
+        )
 
     @property
     def states(self) -> tuple[StateSpec, ...]:

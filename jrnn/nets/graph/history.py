@@ -15,7 +15,7 @@ Up to version 5, step nets are text, which the reader of nets parses; an empty t
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jrnn.errors import NetError, near
+from jrnn.errors import NetError, check_known
 from jrnn.nets.graph.ssa import place_of
 from jrnn.nets.ir import Ints, Net, Op, Values
 
@@ -128,10 +128,9 @@ def upgrade_arguments(op: Op, inputs: Sequence[str]) -> Op:
 
 def _positions(argument: str, names: Sequence[str], inputs: Sequence[str]) -> Ints:
     for name in names:
-        if name not in inputs:
-            raise NetError(
-                f"argument {argument!r} names {name!r}, which is no input{near(name, inputs)}"
-            )
+        check_known(
+            name, inputs, NetError, f"argument {argument!r} names {name!r}, which is no input"
+        )
     return tuple(inputs.index(name) for name in names)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jrnn.errors import NetError, describe_op, near
+from jrnn.errors import NetError, check_known, describe_op
 from jrnn.nets.graph.scope import all_reads, free_names, keeps_outputs, reads
 from jrnn.nets.ir import Names, NameSet, Net, Op, written_by
 
@@ -206,8 +206,7 @@ def get_op_ids_in_path(
     """
 
     def last(name: str) -> Versioned:
-        if name not in blob_versions:
-            raise NetError(f"blob {name!r} has no version in the net{near(name, blob_versions)}")
+        check_known(name, blob_versions, NetError, f"blob {name!r} has no version in the net")
         return name, blob_versions[name]
 
     return needed_ops(
@@ -353,11 +352,13 @@ def get_external_blob_names(
     scope = set(lexical_scope)
     inputs = reads(net)
     for name in inputs:
-        if name not in scope:
-            raise NetError(
-                f"net {net.name!r}: its input blob {name!r} is undefined: not written before it is read, and not visible "
-                f"from outside{near(name, scope)}"
-            )
+        check_known(
+            name,
+            scope,
+            NetError,
+            f"net {net.name!r}: its input blob {name!r} is undefined: not written before it is read, and not visible from "
+            "outside",
+        )
     return inputs, [name for name in written_by(net.ops) if name in scope]
 
 
@@ -382,8 +383,7 @@ def extract_sub_net(
     outputs = list(outputs)
     flow = Flow.of(net)
     for blob in (*inputs, *outputs):
-        if blob not in flow.versions:
-            raise NetError(f"net {net.name!r} has no blob {blob!r}{near(blob, flow.versions)}")
+        check_known(blob, flow.versions, NetError, f"net {net.name!r} has no blob {blob!r}")
 
     given = dict(versioned(inputs, flow.versions))
     wanted = versioned(outputs, flow.versions)

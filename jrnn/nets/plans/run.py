@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrnn.errors import JrnnError, PlanError, near, printable
+from jrnn.errors import JrnnError, PlanError, check_known, near, printable
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.ir import Blobs, ExecutionStep, Names, Net, Plan, Values, written_by
 from jrnn.nets.lowering import Freed, run_net, without_sources
@@ -229,8 +229,7 @@ def _checked(plan: Plan, given: Blobs) -> Nets:
 def _check_step(step: ExecutionStep, nets: Mapping[str, Net], known: set[str]) -> None:
     where = f"step {step.name!r}"
     for name in _own_nets(step):
-        if name not in nets:
-            raise PlanError(f"{where}: runs net {name!r}, which the plan lacks{near(name, nets)}")
+        check_known(name, nets, PlanError, f"{where}: runs net {name!r}, which the plan lacks")
     if step.networks and step.substeps:
         raise PlanError(f"{where}: has both nets and substeps; put the nets into a substep")
     if step.should_stop_blob is None:

@@ -14,7 +14,7 @@ from functools import partial
 import jax.numpy as jnp
 from jax import Array
 
-from jrnn.errors import ConversionError, near
+from jrnn.errors import ConversionError, check_known, near
 from jrnn.jaxprs.unit_formulas import interpolated
 from jrnn.loops import scan
 from jrnn.nn.layers import contract
@@ -142,8 +142,7 @@ def _layer(
 ) -> tuple[Array, ...]:
     """All directions. `project(k, x)` returns the input of the scan and the two projections of direction k."""
     direction = node.get("direction", "forward")
-    if direction not in _DIRECTIONS:
-        raise ConversionError(f"{node}: direction is {direction!r}{near(direction, _DIRECTIONS)}")
+    check_known(direction, _DIRECTIONS, ConversionError, f"{node}: direction is {direction!r}")
     reverses = _DIRECTIONS[direction]
     directions = len(reverses)
     gates = _GATES[kind]

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.errors import ConversionError, near
+from jrnn.errors import ConversionError, check_known, near
 from jrnn.jaxprs.queries import is_floating
 from jrnn.nets.memory import check_size
 from jrnn.onnx.graph import op
@@ -71,10 +71,7 @@ def _weights(
     """The weights of the inputs in each output, [outputs, size]."""
     if mode == "nearest":
         name = node.get("nearest_mode", "round_prefer_floor" if node.opset > 10 else "floor")
-        if name not in _NEAREST:
-            raise ConversionError(
-                f"{node}: no nearest_mode is called {name!r}{near(name, _NEAREST)}"
-            )
+        check_known(name, _NEAREST, ConversionError, f"{node}: no nearest_mode is called {name!r}")
         taps = _NEAREST[name](places)[:, None]
         values = np.ones((len(places), 1))
     else:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.convert.package import outputs_of
-from jrnn.errors import GradientError, near
+from jrnn.errors import GradientError, check_known
 from jrnn.jaxprs.queries import is_floating
 from jrnn.nets.ir import Names, Net, Op, Values
 from jrnn.nets.lowering import to_jax, without_sources
@@ -105,10 +105,12 @@ def subject_of_net(
         read.update(op.inputs)
     floating = names_of_floats(given)
     for name in wrt or ():
-        if name not in floating:
-            raise GradientError(
-                f"cannot differentiate by {name!r}, not a floating point blob{near(name, floating)}"
-            )
+        check_known(
+            name,
+            floating,
+            GradientError,
+            f"cannot differentiate by {name!r}, not a floating point blob",
+        )
     names = tuple(wrt) if wrt is not None else tuple(n for n in floating if n in read)
     outputs = losses or outputs_of(net)
     point = {n: given[n] for n in names}

@@ -17,7 +17,7 @@ import numpy as np
 
 from jrnn.convert import Package, export_package
 from jrnn.convert.package import INIT
-from jrnn.errors import ConfigError, JrnnError, near
+from jrnn.errors import ConfigError, JrnnError, check_known, near
 from jrnn.nets.graph import extract_sub_net, upgrade
 from jrnn.nets.ir import Net, Op, makers_of
 from jrnn.nets.lowering import to_jax
@@ -96,8 +96,7 @@ def _model(config: NetDefConfig, signature: Signature, compute: Compute) -> NetD
     output = _output(config, served)
     written = makers_of(served.ops)
     end = config.loss or output
-    if end not in written:
-        raise ConfigError(f"there is no blob {end!r}{near(end, written)}")
+    check_known(end, written, ConfigError, f"there is no blob {end!r}")
     net = extract_sub_net(served, [], [end])
     inputs = [blob for blob in net.external_inputs if blob not in weights]
     last = {**_last_states(net, inputs), **config.states}
@@ -193,8 +192,7 @@ def _feeds(config: NetDefConfig, signature: Signature, left: list[str]) -> dict[
     named.pop(None, None)
     feeds: dict[str, str] = named
     for blob, what in feeds.items():
-        if blob not in left:
-            raise ConfigError(f"the net reads no blob {blob!r} of {what}{near(blob, left)}")
+        check_known(blob, left, ConfigError, f"the net reads no blob {blob!r} of {what}")
     unnamed = [blob for blob in left if blob not in feeds]
     if config.loss is not None and config.targets is None:
         raise ConfigError(
