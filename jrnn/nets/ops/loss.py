@@ -27,7 +27,7 @@ from jrnn.nets.ops.values import (
     raise_if,
     takes,
 )
-from jrnn.nets.ops.vjp import op_with_vjp, pulled_back
+from jrnn.nets.ops.vjp import op_with_vjp
 from jrnn.nets.registry import gradient, op
 
 LOG_THRESHOLD = 1e-20  # the smallest argument of logarithms
@@ -329,24 +329,23 @@ def _pixels(x: Any, label: Any, weight: Any) -> tuple[Any, Any]:
     )
 
 
-def _of_pixels(x: Any, label: Any, weight: Any, scale: float) -> tuple[Any, Any]:
-    """The softmax over the channels of images, and the loss."""
-    labels, weights = _pixels(x, label, weight)
-    log_p = jax.nn.log_softmax(x, axis=1)
-    own = jnp.take_along_axis(_floored(log_p), labels[:, None], axis=1, mode="fill")[:, 0]
-    loss = _ratio(jnp.sum(-own * weights), weights, weights.size, False)
-    # compat: the scale only affects the gradient
-    return jnp.exp(log_p), loss + (scale - 1) * (loss - jax.lax.stop_gradient(loss))
-
-
 @op("SpatialSoftmaxWithLoss", outputs=2)
 @takes(scale=_scale)
 def spatial_softmax_with_loss(x, label, weight=None, *, scale):
-    return _of_pixels(x, label, weight, scale)
+    labels, weights = _pixels(x, label, weight)
+    log_p = jax.nn.log_softmax(x, axis=1)
+    losses = (
+        -jnp.take_along_axis(_floored(log_p), labels[:, None], axis=1, mode="fill")[:, 0] * weights
+    )
+    loss = _ratio(jnp.sum(losses), weights, losses.size, False)
+    # compat: the scale only affects the gradient
+    return jnp.exp(log_p), loss + (scale - 1) * (loss - jax.lax.stop_gradient(loss))
 
 
 @op("SpatialSoftmaxWithLossGradient")
 @takes(scale=_scale)
 def spatial_softmax_with_loss_gradient(x, label, *rest, scale):
-    weight, _, d_loss = _unpack(rest)
-    return pulled_back(lambda x: _of_pixels(x, label, weight, scale)[1], x, d_loss)
+    weight, p, d_loss = _unpack(rest)
+    labels, weights = _pixels(x, label, weight)
+    wrong = p - jnp.moveaxis(jax.nn.one_hot(labels, x.shape[1], dtype=p.dtype), -1, 1)
+    return wrong * (weights * (scale * _ratio(d_loss, weights, 1, False)))[:, None]
