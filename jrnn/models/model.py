@@ -314,7 +314,7 @@ def _call(
         lengths = steps.lengths
         resets = steps.resets
     if lengths is not None:
-        live = before_end(len(tokens), lengths)
+        live = before_end(tokens.shape[0], lengths)
         tokens = jnp.where(live, tokens, 0)
         resets = None if resets is None else resets & live
     span = Span(tokens.shape[0], dtype, lengths, resets, in_a_step=in_a_step)

@@ -362,7 +362,7 @@ def _all_states(
 
     last, (y, states) = run(with_state, state, xs)
     if lengths is not None:
-        live = before_end(len(y), lengths)[..., None]
+        live = before_end(y.shape[0], lengths)[..., None]
         states = tuple(
             jnp.where(live, s, h[None])
             for s, h in zip(states, state if reverse else last, strict=True)

@@ -176,7 +176,7 @@ class Compaction(NamedTuple):
         [[0, 5, 0, 6]]
         """
         if lengths is not None:
-            live = before_end(len(mask), lengths)
+            live = before_end(mask.shape[0], lengths)
             mask = mask & live
             resets = None if resets is None else resets & live
         order = jnp.argsort(~mask, axis=0, stable=True).astype(jnp.int32)
@@ -191,7 +191,7 @@ class Compaction(NamedTuple):
         any_left = compaction.lengths > 0
         last = jnp.take_along_axis(own, jnp.maximum(compaction.lengths, 1)[None] - 1, axis=0)[0]
         return compaction._replace(
-            resets=(own > earlier) & before_end(len(mask), compaction.lengths),
+            resets=(own > earlier) & before_end(mask.shape[0], compaction.lengths),
             before=jnp.where(any_left, own[0], end) > resets[0],
             after=end > jnp.where(any_left, last, 0),
         )

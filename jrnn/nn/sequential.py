@@ -89,7 +89,7 @@ class Sequential(nnx.Module):
         x = rows.pop("x")
         live = rows["mask"]
         if given.lengths is not None:
-            within = before_end(len(x), given.lengths)
+            within = before_end(x.shape[0], given.lengths)
             within = within[:, 0] if given.single else within
             live = within if live is None else live & within
             rows["lengths"] = given.lengths

@@ -194,7 +194,7 @@ def _run_layers(
         if steps.after is not None and width == 2:
             states = _in_direction(1, width, steps.after, fresh, states)
     if lengths is not None:
-        live = before_end(len(x), lengths)
+        live = before_end(x.shape[0], lengths)
         x = where_live(live, x)
         resets = None if resets is None else resets & live
     starts = [None] * len(weights) if resets is None else _restarts(resets, fresh, width)
