@@ -144,8 +144,28 @@ class Embedding:
     embedding_dropout: float = 0.0  # of those vectors
 
 
+class OutputsModel(Model, ABC):
+    """A model with one computation, `_run`, of the outputs that the loss and predictions read."""
+
+    signature: Signature
+
+    @abstractmethod
+    def _run(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outputs:
+        """Returns the outputs and the state after the batch."""
+
+    def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outputs:
+        output, carry = self._run(params, carry, batch, key)
+        return mean_loss(self.signature, output, batch.targets), carry
+
+    def count(self, batch: Any) -> Any:
+        return known_targets(self.signature, batch.targets)
+
+    def predict(self, params: Params, carry: Carry, batch: Any) -> Outputs:
+        return self._run(params, carry, batch, None)
+
+
 @dataclass(frozen=True)
-class LayersModel(Model, ABC):
+class LayersModel(OutputsModel):
     """What models of layers share: an embedding before them, an output layer after them, and JAX's gradients.
 
     Attributes:
@@ -213,20 +233,6 @@ class LayersModel(Model, ABC):
         bias = jnp.expand_dims(params["output_b"], tuple(range(x.ndim - 1)))
         return jnp.matmul(x, w.astype(x.dtype).T, preferred_element_type=w.dtype) + bias
 
-    @abstractmethod
-    def _run(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outputs:
-        """Returns the outputs and the state after the batch."""
-
-    def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outputs:
-        output, carry = self._run(params, carry, batch, key)
-        return mean_loss(self.signature, output, batch.targets), carry
-
-    def count(self, batch: Any) -> Any:
-        return known_targets(self.signature, batch.targets)
-
-    def predict(self, params: Params, carry: Carry, batch: Any) -> Outputs:
-        return self._run(params, carry, batch, None)
-
 
 def mean_loss(signature: Signature, outputs: Any, targets: Any) -> Any:
     """Returns the loss [] that `Signature.loss` names. A target value that is NaN is not known, and is left out."""
@@ -260,7 +266,7 @@ def dropout(x: Any, ratio: float, key: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class FunctionModel(Model):
+class FunctionModel(OutputsModel):
     """A `Model` of independent examples from two functions, differentiated by JAX.
 
     Attributes:
@@ -277,11 +283,5 @@ class FunctionModel(Model):
     def init(self, key: Any) -> Params:
         return self.start(key)
 
-    def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outputs:
-        return mean_loss(self.signature, self.apply(params, batch, key), batch.targets), carry
-
-    def count(self, batch: Any) -> Any:
-        return known_targets(self.signature, batch.targets)
-
-    def predict(self, params: Params, carry: Carry, batch: Any) -> Outputs:
-        return self.apply(params, batch, None), carry
+    def _run(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outputs:
+        return self.apply(params, batch, key), carry
