@@ -24,13 +24,11 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from jrnn.errors import NetError
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.cells.base import (
     Cell,
-    HiddenCell,
     StateSpec,
     StepInputs,
     before_end,
@@ -41,37 +39,37 @@ from jrnn.nets.cells.base import (
     split_gates,
 )
 from jrnn.nets.cells.cell_options import LayerOptions, LRUOptions
-from jrnn.nets.ir import Names
+from jrnn.nets.cells.gated import HiddenCell
 from jrnn.nets.recurrent_networks import RecurrentState
 
 _OPTIONS = LayerOptions()
+# Blobs that the backward pass computes again with memory_optimization.
+_INTERMEDIATE = (
+    "forget_t_negative",
+    "forget_t_softplus",
+    "input_t_negative",
+    "input_t_softplus",
+    "update_t_sum",
+    "update_t",
+    "change_t",
+    "change_t_taken",
+)
 
 
 @dataclass(frozen=True)
 class MinimalFamily(HiddenCell):
-    """h = h_prev + u (candidate - h_prev). Subclasses compute the share u of the candidate."""
+    """h = h_prev + u (candidate - h_prev). Subclasses compute the share u; "candidate" is among their `rows`."""
 
     options: LayerOptions = _OPTIONS
-
-    gates: ClassVar[Names]  # the gates in the rows of i2h, "candidate" among them
 
     @abstractmethod
     def share(self, b: NetBuilder, of_input: Mapping[str, str]) -> str:
         """u [1, N, H], `update_t`, from the gates [1, N, H]."""
 
-    @property
-    def recompute(self) -> Names:
-        if not self.options.memory_optimization:
-            return ()
-        return (*input_gates(self.gates), *_INTERMEDIATE)
-
-    def prepare_input(self, b: NetBuilder, x: str) -> str:
-        return fully_connected(b, x, "i2h", self.input_size, len(self.gates) * self.hidden_size)
-
     def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
         refuse_products(at, type(self).__name__)
         (before,) = previous
-        of_input = split_gates(b, at.input, self.gates)
+        of_input = split_gates(b, at.input, self.rows)
         share = self.share(b, of_input)
         change = b.op("Sub", [of_input["candidate"], before], "change_t")
         taken = b.op("Mul", [share, change], "change_t_taken")
@@ -83,7 +81,8 @@ class MinimalFamily(HiddenCell):
 class MinGRUCell(MinimalFamily):
     """u = sigmoid(update): h = (1 - u) h_prev + u candidate. Gates are update and candidate, in this order."""
 
-    gates = ("update", "candidate")
+    rows = ("update", "candidate")
+    recomputed = (*input_gates(rows), *_INTERMEDIATE)
 
     def share(self, b: NetBuilder, of_input: Mapping[str, str]) -> str:
         return b.op("Sigmoid", [of_input["update"]], "update_t")
@@ -96,7 +95,8 @@ class MinLSTMCell(MinimalFamily):
     i / (f + i) is computed as sigmoid(softplus(-forget) - softplus(-input)), which is never 0 / 0.
     """
 
-    gates = ("forget", "input", "candidate")
+    rows = ("forget", "input", "candidate")
+    recomputed = (*input_gates(rows), *_INTERMEDIATE)
 
     def share(self, b: NetBuilder, of_input: Mapping[str, str]) -> str:
         parts = []
@@ -105,19 +105,6 @@ class MinLSTMCell(MinimalFamily):
             parts.append(b.op("Softplus", [negative], f"{gate}_t_softplus"))
         logit = b.op("Sub", parts, "update_t_sum")
         return b.op("Sigmoid", [logit], "update_t")
-
-
-# Blobs that the backward pass computes again with memory_optimization.
-_INTERMEDIATE = (
-    "forget_t_negative",
-    "forget_t_softplus",
-    "input_t_negative",
-    "input_t_softplus",
-    "update_t_sum",
-    "update_t",
-    "change_t",
-    "change_t_taken",
-)
 
 
 _LRU_OPTIONS = LRUOptions()

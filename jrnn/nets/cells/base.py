@@ -105,18 +105,6 @@ class Cell(ABC):
 
 
 @dataclass(frozen=True)
-class HiddenCell(Cell):
-    """A cell whose only state is the hidden one."""
-
-    input_size: int
-    hidden_size: int
-
-    @property
-    def states(self) -> tuple[StateSpec, ...]:
-        return (StateSpec("hidden_t_prev", "hidden_t", "initial_hidden_state", self.hidden_size),)
-
-
-@dataclass(frozen=True)
 class RunOptions:
     """How a cell is run: see `recurrent_net`.
 

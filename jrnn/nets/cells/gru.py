@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from jrnn.errors import NetError, near
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.cells.base import (
-    HiddenCell,
     StepInputs,
     before_end,
     dropped,
@@ -22,9 +21,24 @@ from jrnn.nets.cells.base import (
     split_gates,
 )
 from jrnn.nets.cells.cell_options import BasicRNNOptions, GRUOptions
-from jrnn.nets.ir import Names
+from jrnn.nets.cells.gated import HiddenCell
 
 GATES = ("reset", "update", "output")
+# Blobs that the backward pass computes again with memory_optimization.
+_INTERMEDIATE = (
+    *input_gates(GATES),
+    "reset_gate_t",
+    "update_gate_t",
+    "output_gate_t",
+    "reset_gate_t_sigmoid",
+    "modified_hidden_t_prev",
+    "modified_concatenated_input_t",
+    "_modified_concatenated_input_t_concat_dims",
+    "output_gate_t_mul",
+    "output_gate_t_summed",
+    "gates_t",
+    "_gates_t_concat_dims",
+)
 
 
 @dataclass(frozen=True)
@@ -36,12 +50,8 @@ class GRUCell(HiddenCell):
 
     options: GRUOptions = GRUOptions()
 
-    @property
-    def recompute(self) -> Names:
-        return _INTERMEDIATE if self.options.memory_optimization else ()
-
-    def prepare_input(self, b: NetBuilder, x: str) -> str:
-        return fully_connected(b, x, "i2h", self.input_size, 3 * self.hidden_size)
+    rows = GATES
+    recomputed = _INTERMEDIATE
 
     def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
         (before,) = previous
@@ -74,23 +84,6 @@ class GRUCell(HiddenCell):
         return [new]
 
 
-# Blobs that the backward pass computes again with memory_optimization.
-_INTERMEDIATE = (
-    *input_gates(GATES),
-    "reset_gate_t",
-    "update_gate_t",
-    "output_gate_t",
-    "reset_gate_t_sigmoid",
-    "modified_hidden_t_prev",
-    "modified_concatenated_input_t",
-    "_modified_concatenated_input_t_concat_dims",
-    "output_gate_t_mul",
-    "output_gate_t_summed",
-    "gates_t",
-    "_gates_t_concat_dims",
-)
-
-
 ACTIVATIONS = {"tanh": "Tanh", "relu": "Relu"}
 
 
@@ -100,6 +93,9 @@ class BasicRNNCell(HiddenCell):
 
     options: BasicRNNOptions = BasicRNNOptions()
 
+    rows = ("hidden",)
+    recomputed = ("gates_t", "hidden_t_candidate")
+
     def __post_init__(self):
         if self.options.activation not in ACTIVATIONS:
             known = ", ".join(map(repr, ACTIVATIONS))
@@ -107,13 +103,6 @@ class BasicRNNCell(HiddenCell):
             raise NetError(
                 f"activation must be one of {known}, is {given!r}{near(given, ACTIVATIONS)}"
             )
-
-    @property
-    def recompute(self) -> Names:
-        return ("gates_t", "hidden_t_candidate") if self.options.memory_optimization else ()
-
-    def prepare_input(self, b: NetBuilder, x: str) -> str:
-        return fully_connected(b, x, "i2h", self.input_size, self.hidden_size)
 
     def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
         (before,) = previous

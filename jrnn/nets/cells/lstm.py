@@ -13,12 +13,11 @@ multiplies it. `NetBuilder.op` appends an operator and returns its outputs; `par
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from jrnn.nets.builder import NetBuilder
-from jrnn.nets.cells.base import Cell, StateSpec, StepInputs, dropped, fully_connected, joined
+from jrnn.nets.cells.base import StateSpec, StepInputs, dropped, fully_connected, joined
 from jrnn.nets.cells.cell_options import LSTMOptions
-from jrnn.nets.ir import Names
+from jrnn.nets.cells.gated import GatedCell
 
 EPSILON = 1e-4  # of layer normalization
 # Blobs of normalized gates.
@@ -31,14 +30,13 @@ _NORMALIZED = (
 
 
 @dataclass(frozen=True)
-class LSTMFamily(Cell):
+class LSTMFamily(GatedCell):
     """One step from gates [1, N, 4H]: c = f c_prev + i g; h = o tanh(c). Subclasses compute the gates."""
 
-    input_size: int
-    hidden_size: int
     options: LSTMOptions = LSTMOptions()
-    # The blobs that `memory_optimization` computes again.
-    recomputed: ClassVar[Names] = ("gates_t",)
+
+    rows = ("input", "forget", "output", "candidate")
+    recomputed = ("gates_t",)
 
     @property
     @abstractmethod
@@ -56,13 +54,6 @@ class LSTMFamily(Cell):
             StateSpec("hidden_t_prev", hidden, "initial_hidden_state", self.hidden_size),
             StateSpec("cell_t_prev", cell, "initial_cell_state", self.hidden_size),
         )
-
-    @property
-    def recompute(self) -> Names:
-        return self.recomputed if self.options.memory_optimization else ()
-
-    def prepare_input(self, b: NetBuilder, x: str) -> str:
-        return fully_connected(b, x, "i2h", self.input_size, 4 * self.hidden_size)
 
     def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
         hidden, cell = previous
