@@ -35,7 +35,8 @@ from jrnn.nets.proto.database import parse_minidb, read_predictor_file, tensors_
 from jrnn.onnx import from_onnx
 from jrnn.train.checkpoint import SEAL, broken_seal
 from jrnn.train.config import load_config
-from jrnn.train.metrics import Csv, MetricsFile
+from jrnn.train.loggers import Csv
+from jrnn.train.metrics import MetricsFile
 from jrnn.train.run_dir import RunDir
 from jrnn.train.runs import summarize
 from jrnn.train.tasks.classification import ClassificationData, read_examples
