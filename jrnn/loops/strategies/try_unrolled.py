@@ -221,7 +221,7 @@ def _is_over_few_numbers(loop: Loop) -> bool:
 
 
 def _size(loop: Loop, estimator: Estimator) -> int:
-    """Returns the steps of an iteration, or 0 for a loop that is not tiny, or would not be one kernel."""
+    """Returns the steps of an iteration, or 0 for a loop that is not tiny, would not be one kernel, or would gain little."""
     if sum(map(operations, loop.eqns)) > _MAX_OPERATIONS or _has_predicted_branch(loop):
         return 0
     is_unlimited = estimator.machine.one_kernel_bytes == math.inf
@@ -229,7 +229,9 @@ def _size(loop: Loop, estimator: Estimator) -> int:
     inside = estimator.part(loop.eqns, loop.outputs)
     several = inside._replace(touched_bytes=int(_BYTES_MARGIN * size * inside.touched_bytes))
     fits = size <= loop.length and estimator.is_small(loop, several)
-    return size if fits else 0
+    # What else a plan gains, such as arrays as single numbers, must not pay for an iteration that gains nothing.
+    gains = step_cycles(loop, size) <= (1 - ELEMENTWISE_MIN_GAIN) * step_cycles(loop, 1)
+    return size if fits and gains else 0
 
 
 def _is_tiny(eqn: Eqn) -> bool:
