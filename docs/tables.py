@@ -141,18 +141,18 @@ def carries():
 
 
 def peers():
-    """Time of jrnn over that of numba, scipy and `lax.scan`, float32."""
+    """Time of jrnn over that of numba, scipy, C and `lax.scan`, float32."""
     times = column("peers", "least")
     rows = []
     for cell in dict.fromkeys(cell for cell, _, _, _ in times):
         ours = times[cell, "forward", "jrnn", "float32"]
         row = [f"`{cell}`", f"{1e6 * ours:.0f}"]
-        for peer in ("numba", "scipy", "lax.scan"):
+        for peer in ("numba", "scipy", "C", "lax.scan"):
             theirs = times.get((cell, "forward", peer, "float32"))
             row.append("-" if theirs is None else f"{ours / theirs:.2f}")
         gradient, reference = (times[cell, "train", p, "float32"] for p in ("jrnn", "lax.scan"))
         rows.append([*row, f"{1e6 * gradient:.0f}", f"{gradient / reference:.2f}"])
-    head = ["loop", "jrnn, us", "over numba", "over scipy", "over `lax.scan`"]
+    head = ["loop", "jrnn, us", "over numba", "over scipy", "over C", "over `lax.scan`"]
     return {"head": [*head, "gradient, us", "over `lax.scan`"], "rows": rows}
 
 

@@ -1,6 +1,6 @@
-"""The loops of scientists: `jrnn.scan` next to `jax.lax.scan`, numba and scipy, on one core.
+"""The loops of scientists: `jrnn.scan` next to `jax.lax.scan`, numba, scipy and C, on one core.
 
-`--sizes float32,float64` chooses the types. Times are processor time. Gradients are those of JAX: numba and scipy have
+`--sizes float32,float64` chooses the types. Times are processor time. Gradients are those of JAX: the others have
 none. Before it is timed, each program's outputs are compared with those of `jax.lax.scan`.
 """
 
@@ -27,7 +27,7 @@ TAKES = ("cells", "modes", "peers", "sizes")
 NEEDS = {"numba": "numba", "scipy": "scipy"}
 TYPES = ("float32", "float64")
 SCANS: dict[str, Callable[..., Any]] = {"jrnn": jrnn.scan, "lax.scan": jax.lax.scan}
-PEERS = (*SCANS, "numba", "scipy")
+PEERS = (*SCANS, "numba", "scipy", "C")
 _MOST_APART = {"float32": 2e-3, "float64": 1e-9}  # of outputs, next to the largest one
 
 
@@ -50,10 +50,13 @@ def _typed(tree: Any, dtype: str) -> Any:
 
 
 def timed_by_hand(name: str, peer: str, args: Sequence[Any], dtype: str) -> Timed | None:
-    """Returns a loop in numba or scipy, compared with `jax.lax.scan`; None where there is none."""
-    import science_numba
-
-    made = science_numba.in_numba if peer == "numba" else science_numba.in_scipy
+    """Returns a loop in numba, scipy or C, compared with `jax.lax.scan`; None where there is none."""
+    if peer == "C":
+        from science_c import in_c as made
+    elif peer == "numba":
+        from science_numba import in_numba as made
+    else:
+        from science_numba import in_scipy as made
     call = made(name, *args, np.dtype(dtype).type)
     if call is None:
         return None

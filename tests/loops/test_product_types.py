@@ -205,3 +205,17 @@ def test_gradients_of_an_lstm_read_weights_as_they_are(dtype, types):
         products += [e for e in loop.loop.eqns if e.primitive.name == "dot_general"]
     assert {tuple(a.aval.dtype for a in e.invars) for e in products} == types
     assert len(plans) == 2 and len(products) == 2
+
+
+def test_numpy_compares_programs_without_rounding():
+    """A chunk is compared with its steps in exact arithmetic, in which rounding would look like a fault."""
+    random = np.random.RandomState(0)
+    a = random.standard_normal((3, 4)).astype(np.float32)
+    b = random.standard_normal((5, 4)).astype(np.float32)
+
+    def product(a, b):
+        return rounded_product.rounded_product(a, b, (((1,), (1,)), ((), ())), BF16)
+
+    (exact,) = jax.tree.leaves(by_numpy(product)(a, b))
+    np.testing.assert_allclose(exact, a @ b.T, rtol=1e-6)
+    assert np.abs(np.asarray(product(a, b)) - exact).max() > 1e-4

@@ -25,7 +25,15 @@ def _step(params, state, x):
 
 
 def _start(batch):
-    return jnp.full((batch, 4), 0.5), jnp.zeros(batch, jnp.int32)
+    return jnp.full((batch, 4), 0.5, _float()), jnp.zeros(batch, jnp.int32)
+
+
+def _float():
+    return np.float64 if jax.config.jax_enable_x64 else np.float32
+
+
+def _recurrent(param_dtype=np.float32, **options):
+    return nn.Recurrent(_step, D, _start, {"w": jnp.full((4, D), 1 / 8, param_dtype)}, **options)
 
 
 STACKS = {
@@ -33,19 +41,18 @@ STACKS = {
     "LSTM": lambda **o: nn.LSTM(D, 4, num_layers=2, proj_size=2, **o),
     "GRU": lambda **o: nn.GRU(D, 4, **o),
 }
-OWN = {"Recurrent": lambda **o: nn.Recurrent(_step, D, _start, {"w": jnp.ones((4, D)) / 8}, **o)}
-LAYERS = FAMILIES | OWN | STACKS
+LAYERS = FAMILIES | {"Recurrent": _recurrent} | STACKS
 
 
 def _made(name):
     """A layer without a learned state, one with it, and parameters of the second."""
-    plain = LAYERS[name](rngs=nnx.Rngs(0))
-    layer = LAYERS[name](rngs=nnx.Rngs(0), learned_state=True)
+    plain = LAYERS[name](rngs=nnx.Rngs(0), param_dtype=_float())
+    layer = LAYERS[name](rngs=nnx.Rngs(0), param_dtype=_float(), learned_state=True)
     params = jax.device_get(layer.params())
     random = np.random.RandomState(1)
     for key in _learned(params):
         shape = params[key].shape
-        params[key] = params[key] + 0.5 * random.standard_normal(shape).astype(np.float32)
+        params[key] = params[key] + 0.5 * random.standard_normal(shape).astype(_float())
     return plain, layer, params
 
 
@@ -63,7 +70,7 @@ def _apply(layer, params, x, state=None, **options):
 
 
 def _inputs():
-    return np.random.RandomState(0).standard_normal((T, N, D)).astype(np.float32)
+    return np.random.RandomState(0).standard_normal((T, N, D)).astype(_float())
 
 
 def _axis(layer):
@@ -107,8 +114,8 @@ def _in_rows(rows, new, old, axis):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_gradient_reaches_a_learned_state(name):
-    """It is the sum over the batch of the gradient with respect to a first state."""
+def test_a_learned_state_is_a_parameter_written_by_hand(name, x64):
+    """In float64: outputs from a first state that is given, and the sum over the batch of its gradient."""
     plain, layer, params = _made(name)
     own = {key: value for key, value in params.items() if key not in _learned(params)}
     layer.load(params)
@@ -116,7 +123,7 @@ def test_the_gradient_reaches_a_learned_state(name):
     x = _inputs()
 
     def weighed(y):
-        weights = jnp.cos(jnp.arange(y.size, dtype=jnp.float32))  # no two errors cancel
+        weights = jnp.cos(jnp.arange(y.size, dtype=y.dtype))  # no two errors cancel
         return jnp.sum(y * weights.reshape(y.shape))
 
     def loss(params):
@@ -125,8 +132,10 @@ def test_the_gradient_reaches_a_learned_state(name):
     def loss_of_state(state):
         return weighed(_apply(plain, own, x, state)[0])
 
-    gradients = by_numpy.jit(jax.grad(loss))(params)
-    wanted = by_numpy.jit(jax.grad(loss_of_state, allow_int=True))(first)
+    value, gradients = by_numpy.jit(jax.value_and_grad(loss))(params)
+    differentiate = jax.value_and_grad(loss_of_state, allow_int=True)
+    wanted_value, wanted = by_numpy.jit(differentiate)(first)
+    np.testing.assert_allclose(value, wanted_value, rtol=1e-12)
     parts = []
     for leaf in jax.tree.leaves(wanted):
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
@@ -135,7 +144,7 @@ def test_the_gradient_reaches_a_learned_state(name):
             parts.append(np.stack([total.real, -total.imag], -1) if complex_ else total)
     learned = _learned(params)
     for key, part in zip(reversed(learned), reversed(parts)):  # windows come first
-        np.testing.assert_allclose(gradients[key], part, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(gradients[key], part, rtol=1e-9, atol=1e-12)
     assert any(np.abs(gradients[key]).max() > 1e-4 for key in learned)
 
 

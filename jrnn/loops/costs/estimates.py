@@ -176,7 +176,7 @@ class Estimator:
         loop = loop or self.loop
         inside = self.part(loop.eqns, loop.outputs)
         moved = self.machine.moving(copied_bytes, copied_bytes)
-        copies = {"elements": jaxprs.extent(loop.length) * moved}
+        copies = {"carry copies": jaxprs.extent(loop.length) * moved}
         return estimate(total(self.trips(loop, inside), copies), inside.peak_bytes + copied_bytes)
 
     def sizes(self, variables: Iterable[Var]) -> int:

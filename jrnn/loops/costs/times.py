@@ -13,6 +13,7 @@ Terms = dict[str, float]  # parts of a time, by the names of `UNCERTAINTIES`
 UNCERTAINTIES = {
     "products": 0.15,
     "elements": 0.5,
+    "carry copies": 0.5,
     "calls": 0.5,
     "weight copies": 0.75,
     "stacks": 1.0,
