@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import io
 import sys
 from collections.abc import Iterable
@@ -21,7 +22,6 @@ from jrnn.convert.package import INIT, PREDICT
 from jrnn.errors import FormatError, JrnnError, NetError, UsageError, describe_value, near
 from jrnn.files import write_whole
 from jrnn.files.progress import Heartbeat
-from jrnn.jaxprs.arguments import required
 from jrnn.models import load
 from jrnn.models.text import is_model
 from jrnn.nets.graph import show, to_dot, to_svg, upgrade
@@ -231,7 +231,7 @@ def _check_model(args: argparse.Namespace) -> int:
 def _check_kernel(args: argparse.Namespace) -> int:
     _refuse_options_of_gradients(args, "a kernel")
     make = load_named(args.step, UsageError, "STEP")
-    parts = make() if callable(make) and not required(make) else None
+    parts = make() if callable(make) and not inspect.signature(make).parameters else None
     if not isinstance(parts, tuple) or len(parts) not in (3, 4) or not callable(parts[0]):
         raise UsageError(
             f"--step {args.step}: must be a function without arguments that returns (step, state, xs), or (step, state, xs, "

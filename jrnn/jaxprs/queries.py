@@ -113,6 +113,11 @@ def extent(dimension: Dimension) -> int:
     return int(dimension) if is_known(dimension) else _OPEN
 
 
+def along_first(values: Any, like: Any) -> Any:
+    """Values of the first axes, in a shape that broadcasts with `like`."""
+    return values.reshape(values.shape + (1,) * (like.ndim - values.ndim))
+
+
 def elements(shape: Sequence[Dimension]) -> int:
     count = math.prod(shape)  # asked very often
     return count if type(count) is int else math.prod(map(extent, shape))

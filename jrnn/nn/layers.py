@@ -16,10 +16,11 @@ from jax import Array, lax
 from jrnn import jaxprs
 from jrnn.errors import LayerError
 from jrnn.jaxprs.jax_internals import Primitive
+from jrnn.jaxprs.queries import along_first
 from jrnn.loops import scan
 from jrnn.nn.checks import Shape
 from jrnn.nn.params import Weights
-from jrnn.nn.sequences import along_first, before_end
+from jrnn.nn.sequences import before_end
 from jrnn.nn.settings import Settings
 from jrnn.nn.units import State, Unit
 

@@ -18,8 +18,9 @@ from jax import Array
 
 from jrnn.errors import LayerError
 from jrnn.jaxprs.jax_internals import is_traced
+from jrnn.jaxprs.queries import along_first
 from jrnn.nn.checks import check_integer, check_lengths, concrete
-from jrnn.nn.sequences import along_first, before_end, where_live
+from jrnn.nn.sequences import before_end, where_live
 
 
 class PackedSequence(NamedTuple):

@@ -14,6 +14,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from jrnn import jaxprs
+from jrnn.jaxprs.queries import along_first
 from jrnn.nn.checks import check_array, check_dt, check_features, check_lengths, check_masks
 from jrnn.nn.params import Params
 
@@ -116,11 +117,6 @@ class Steps:
 def before_end(steps: int, lengths: Array) -> Array:
     """Which steps are before the ends of their sequences: lengths [N] -> [T, N]."""
     return jnp.arange(steps)[:, None] < lengths[None]
-
-
-def along_first(values: Any, like: Any) -> Any:
-    """Values of the first axes, in a shape that broadcasts with `like`."""
-    return values.reshape(values.shape + (1,) * (like.ndim - values.ndim))
 
 
 def where_live(live: Array, x: Array) -> Array:

@@ -14,10 +14,11 @@ from flax import nnx
 from jax import Array
 
 from jrnn.errors import LayerError
+from jrnn.jaxprs.queries import along_first
 from jrnn.nn.checks import check_array
 from jrnn.nn.modules import GRU, LSTM, RNN
 from jrnn.nn.recurrent import Outputs, RecurrentLayer
-from jrnn.nn.sequences import Sequences, Steps, along_first, before_end, where_live
+from jrnn.nn.sequences import Sequences, Steps, before_end, where_live
 from jrnn.nn.span import PyTree
 
 

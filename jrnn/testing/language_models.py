@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from jrnn.errors import LayerError
-from jrnn.nn.sequences import along_first
+from jrnn.jaxprs.queries import along_first
 from jrnn.testing.properties import need
 from jrnn.testing.subjects import Outputs, PyTree
 

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrnn.jaxprs.queries import along_first
 from jrnn.jaxprs.trials import central_difference
 from jrnn.nets.ir import Values
-from jrnn.nn.sequences import along_first
 from jrnn.testing.invariance import (
     Wrong,
     depends_on_batch,
