@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jrnn
 
-NODES = 660_200
+NODES = 660_300
 NODES_PER_LINE = 10.5
 PACKED_PER_1000_LINES = 0.3
 COMPREHENSIONS_PER_1000_LINES = 34

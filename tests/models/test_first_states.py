@@ -14,7 +14,7 @@ from jrnn.errors import LayerError
 
 OTHERS = {
     "falcon_mamba": {"state_size": 2},
-    "jamba": {"num_attention_heads": 4, "intermediate_size": 16, "num_experts": 1},
+    "jamba": {"num_attention_heads": 8, "intermediate_size": 16, "num_experts": 1},
     "mamba": {"state_size": 2},
     "recurrent_gemma": WINDOWED | {"block_types": ["recurrent"], "num_hidden_layers": 1},
     "rwkv": {},

@@ -257,6 +257,7 @@ def test_wrong_arguments():
         ),
         ((step, 3, XS, STATE), {}, "does not know kernels of type int"),
         ((step, kernel, XS["a"][0, 0], STATE), {}, "does not begin with the axes TN of the layout"),
+        ((step, kernel, XS["a"], STATE[0]), {}, "does not begin with N = "),
         ((adapted(RIGHT, decay="g"),), {"only": ["decay 0"]}, "decay is 'g', but xs have no 'g'"),
         ((adapted(RIGHT),), {"only": ["value"]}, "no property 'value'; did you mean 'values'?"),
     ):

@@ -92,6 +92,7 @@ def sequence_kernel(
         layout=layout,
         **calls,
     )
+    _check_sizes(xs, state, layout)
     adapted = replace(adapted, **options)
     return replace(adapted, x=_lengthened(adapted.x, adapted.steps))
 
@@ -105,6 +106,20 @@ def inside_all(tree: PyTree, layout: str, axes: str) -> Any:
                 f"an array of shape {list(np.shape(leaf))} does not begin with the axes {what} of the layout {layout!r}"
             )
     return in_type(jax.tree.map(lambda leaf: inside(leaf, layout, axes), tree), np.float32)
+
+
+def _check_sizes(xs: PyTree, state: PyTree, layout: str) -> None:
+    """Raises a LayerError unless the state has as many sequences and heads as the inputs."""
+    for leaf in jax.tree.leaves(xs)[:1]:
+        sizes = dict(zip(layout, np.shape(leaf)))
+        axes = [axis for axis in layout if axis != "T"]
+        wanted = [sizes[axis] for axis in axes]
+        for array in jax.tree.leaves(state):
+            if list(np.shape(array)[: len(axes)]) != wanted:
+                raise LayerError(
+                    f"a state of shape {list(np.shape(array))} does not begin with {', '.join(axes)} = "
+                    f"{', '.join(map(str, wanted))}, as xs in the layout {layout!r}"
+                )
 
 
 def _check_options(layout: str, framework: str | None, options: Mapping[str, Any]) -> None:
